@@ -318,3 +318,31 @@ def test_a_child_that_leaves_an_item_of_a_bulk_goes_on_with_no_other(kind: str, 
     left = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
     assert told(BULKS, kind, effects, *place_of(home, kind, tmp_path)) == [*left, f"{ends} {ends}"]
     assert home.effects() == ([0, 1, 2] if effects == "atomic" else [])
+
+
+CLOSED = """
+import asyncio, os, sys, uvloop
+from semel.stores.loops import socket_number
+from semel.stores.process import part_in_children
+
+async def main():
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    part_in_children(writer.transport, socket_number)
+    number = writer.transport.get_extra_info("socket").fileno()
+    writer.close()
+    await writer.wait_closed()
+    os.dup2(os.open(sys.argv[2], os.O_RDONLY), number)
+    if os.fork() == 0:
+        print(os.read(number, 5), flush=True)
+        os._exit(0)
+    os.wait()
+
+{"asyncio": asyncio, "uvloop": uvloop}[sys.argv[1]].run(main())
+"""
+
+
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_a_child_keeps_the_files_that_have_the_numbers_of_closed_connections(library: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("still")
+    assert told(CLOSED, library, f"{tmp_path}/file") == ["b'still'"]

@@ -536,6 +536,22 @@ def test_a_default_counts_as_it_was_declared(stage: Stage, counts: dict[str, Any
         once("A", {"gift": [2]})
 
 
+def test_a_default_that_is_passed_counts_as_it_is(stage: Stage) -> None:
+    """Its caller has changed it, and wants something else: the former answer would not be to this wish."""
+    options = {"gift": False}
+
+    def pay(order: str, options: dict[str, bool] = options) -> bool:
+        return options["gift"]
+
+    once = stage.command(pay, key="order")
+    assert [once("A"), once("A", options)] == [False, False]
+    options["gift"] = True
+    assert once("A") is False
+    with pytest.raises(KeyReusedError):
+        once("A", options)
+    assert once("B", options=options) is True
+
+
 def test_a_parameter_with_a_default_that_changes_may_be_new(stage: Stage) -> None:
     def former(order: str) -> str:
         return "paid"

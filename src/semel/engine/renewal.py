@@ -25,7 +25,7 @@ from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.state import Core
 from semel.errors import SemelError, StoreTimeout, StoreUnavailable
 from semel.operations.tracking import abandoning, settling
-from semel.stores.process import begin_in_children
+from semel.stores.process import begin_in_children, start_thread
 from semel.stores.shield import begin_own_thread, run_shielded, serve_lost
 from semel.workers.trouble import Trouble
 
@@ -34,10 +34,7 @@ ABANDON_EVERY_SECONDS: Final = 0.25
 CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
-_NO_THREAD: Final = (
-    "this process can start no more threads, so that nobody would renew the command's lease: nothing was run. It "
-    "is ending, or has reached its limit (ulimit -u, the container's pids limit): raise that; retry with the same key"
-)
+_UNRENEWED: Final = "so that nobody would renew the command's lease: nothing was run"
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
@@ -294,12 +291,7 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         """
         with self._changed:
             if self._thread is None and not self._closing:
-                thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise StoreUnavailable(_NO_THREAD) from error
-                self._thread = thread
+                self._thread = start_thread(self._serve, THREAD_NAME, _UNRENEWED)
             self._changed.notify()
 
     def abandon(self, claim: Claim) -> None:

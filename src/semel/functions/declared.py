@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
@@ -181,6 +181,7 @@ class DeclaredCommand:
         no command: nothing ran.
         """
         bound = self.signature.bind(*args, **kwargs)
+        given = frozenset(bound.arguments)
         bound.apply_defaults()
         engine, shape = self.engine(), self.shape()
         arguments = dict(bound.arguments)
@@ -193,7 +194,7 @@ class DeclaredCommand:
             return CommandCall(self, engine, shape, arguments, None)
         caller = self.make_caller(arguments, args, kwargs)
         secret = engine.core.id_secret
-        parts = self.fingerprints.parts(arguments)
+        parts = self.fingerprints.parts(arguments, given)
         request, refusal = None, self._misfit(text, parts)
         if self.kept is not None and not isinstance(refusal, RequestTooLarge):
             request = self.kept.pack(arguments)
@@ -207,7 +208,7 @@ class DeclaredCommand:
             request=request,
             refusal=refusal,
         )
-        return CommandCall(self, engine, shape, arguments, command, parts)
+        return CommandCall(self, engine, shape, arguments, command, (parts, given))
 
     def _misfit(self, key: str, parts: Mapping[str, bytes]) -> RequestError | None:
         """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
@@ -282,7 +283,7 @@ class CommandCall:
         shape: Shape,
         arguments: dict[str, Any],
         command: Command | None,
-        counted: Mapping[str, bytes] | None = None,
+        counted: tuple[Mapping[str, bytes], Collection[str]] | None = None,
     ) -> None:
         self.engine = engine
         self.command = command
@@ -302,12 +303,12 @@ class CommandCall:
         Raises HandlerRefused where a run that was rolled back, as after a deadlock, has changed them.
         """
         if self._permit is not None and self._counted is not None:
-            self._check_unchanged(self._counted)
+            self._check_unchanged(*self._counted)
         self._permit = permit
         return self._declared.with_permit(self._arguments, permit)
 
-    def _check_unchanged(self, counted: Mapping[str, bytes]) -> None:
-        now = self._declared.fingerprints.parts(self._arguments)
+    def _check_unchanged(self, counted: Mapping[str, bytes], given: Collection[str]) -> None:
+        now = self._declared.fingerprints.parts(self._arguments, given)
         changed = [name for name, part in counted.items() if now.get(name) != part]
         if changed:
             raise HandlerRefused(

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
@@ -72,13 +72,15 @@ class Fingerprints:
     def _count_parts(self) -> tuple[str, ...]:
         return tuple(path.text for path in self.paths) or self.names
 
-    def parts(self, arguments: Mapping[str, Any]) -> dict[str, bytes]:
+    def parts(self, arguments: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, bytes]:
         """Each counted argument in canonical form.
+
+        Parameters: ``given`` those that the call has passed: also a default counts as it is where it was passed.
 
         Raises ConfigurationError, naming an argument that has none.
         """
         try:
-            parts = dict(self._parts(arguments))
+            parts = dict(self._parts(arguments, given))
         except RecursionError:
             raise ConfigurationError(
                 "an argument holds itself, or is nested deeper than this process can follow; leave it out with exclude="
@@ -98,9 +100,9 @@ class Fingerprints:
                 "exclude=(...), and let a digest of them be an argument"
             )
 
-    def _parts(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    def _parts(self, arguments: Mapping[str, Any], given: Collection[str]) -> Iterator[tuple[str, bytes]]:
         for name, root, find in self._list_parts():
-            if name in self.declared and arguments[root] is self.defaults[root]:
+            if name in self.declared and root not in given and arguments[root] is self.defaults[root]:
                 yield name, self.declared[name]
                 continue
             try:

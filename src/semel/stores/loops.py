@@ -36,7 +36,7 @@ class Loops(Generic[V]):
 
 
 def socket_number(transport: Any) -> int:
-    """The number of a transport's socket. Raises AttributeError or OSError where it is closed."""
+    """The number of a transport's socket. -1 where it is closed."""
     number: int = transport.get_extra_info("socket").fileno()
     return number
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
+
+from semel.errors import StoreUnavailable
 
 FORKED: Final = (
     "the handler forked this process and returned in it, while its parent is at the same command: the parent's outcome "
@@ -35,6 +38,22 @@ def begin_in_children(one: Inherited) -> None:
     _watched.add(one)
 
 
+def start_thread(work: Callable[[], object], name: str, otherwise: str) -> threading.Thread:
+    """Start a daemon thread.
+
+    Raises StoreUnavailable where this process can start no more. Parameters: ``otherwise`` what follows from that.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StoreUnavailable(
+            f"this process can start no more threads, {otherwise}. It is ending, or has reached its limit (ulimit -u, "
+            "the container's pids limit): raise that; retry with the same key"
+        ) from error
+    return thread
+
+
 _parted: weakref.WeakKeyDictionary[Any, Callable[[Any], int]] = weakref.WeakKeyDictionary()
 
 
@@ -44,7 +63,7 @@ def part_in_children(line: Any, fileno: Callable[[Any], int]) -> None:
     What a child meets as it walks its parent's stack, such as the end of a ``with`` block, would speak to the server on
     the parent's connection.
 
-    Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket, and may raise where it is closed.
+    Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket (-1, or any error: it is closed).
     """
     _parted[line] = fileno
 

@@ -29,6 +29,7 @@ from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Claim, Replay
 from semel.errors import StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock, system_clock
+from semel.stores.process import start_thread
 from semel.stores.sql.statements import Query
 from semel.stores.sqlite import fork as sqlite_fork
 from semel.stores.sqlite.bundles import BUNDLES
@@ -426,13 +427,11 @@ class SqliteDriver:
     def _wake(self) -> None:
         with self._work:
             if self._thread is None and not self._stopping:
-                thread = threading.Thread(target=self._serve, name="semel-sqlite-writer", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError:  # this process may have no more threads; the next call tries again
-                    refuse_all(self._queue)
+                    self._thread = start_thread(self._serve, "semel-sqlite-writer", "and nothing was written")
+                except StoreUnavailable as error:  # the next call tries again
+                    refuse_all(self._queue, str(error))
                     return
-                self._thread = thread
             self._work.notify()
 
     def _serve(self) -> None:

@@ -25,10 +25,6 @@ _LENT: Final = (
     "too long. A command that its handler calls can never run inside it: call it before or after. Any other: retry "
     "with the same key"
 )
-_NO_THREAD: Final = (
-    "SQLite: this process can start no more threads, and nothing was written. It is ending, or has reached its limit "
-    "(ulimit -u, the container's pids limit): raise that; retry with the same key"
-)
 
 
 class FlowJob(Generic[T]):
@@ -243,9 +239,9 @@ def refuse_overdue(queue: deque[Job], path: str, *, is_lent: bool) -> None:
     _refuse(queue, overdue, lambda: FileLocked(_LENT if is_lent else _BUSY, path))
 
 
-def refuse_all(queue: deque[Job]) -> None:
+def refuse_all(queue: deque[Job], why: str) -> None:
     """Refuse whatever waits for a thread that does not begin: nothing of it was written."""
-    _refuse(queue, list(queue), lambda: StoreUnavailable(_NO_THREAD))
+    _refuse(queue, list(queue), lambda: StoreUnavailable(f"SQLite: {why}"))
 
 
 def _refuse(queue: deque[Job], jobs: Sequence[Job], why: Callable[[], StoreUnavailable]) -> None:
