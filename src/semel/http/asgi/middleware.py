@@ -91,8 +91,9 @@ class SemelMiddleware:
             if found is None:
                 return None  # it is served
         route, params = found
-        query = scope.get("query_string", b"")
-        exchange = open_exchange(self.surface, route, params, scope["method"], query, scope["headers"], scope)
+        exchange = open_exchange(
+            self.surface, route, params, scope["method"], scope.get("query_string", b""), scope["headers"], scope
+        )
         if type(exchange) is not Exchange:
             return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
