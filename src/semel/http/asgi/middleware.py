@@ -93,8 +93,9 @@ class SemelMiddleware:
                 return None  # it is served
         # Its head: who asks, and under which key.
         route, params = found
-        query = scope.get("query_string", b"")
-        exchange = open_exchange(self.surface, route, params, scope["method"], query, scope["headers"], scope)
+        exchange = open_exchange(
+            self.surface, route, params, scope["method"], scope.get("query_string", b""), scope["headers"], scope
+        )
         if type(exchange) is not Exchange:
             return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
