@@ -277,6 +277,8 @@ def test_decisions_are_numbered_once_and_listed() -> None:
     assert sorted(numbers) == sorted(set(numbers))  # gaps are fine: branches take ranges
     listed = set(links(page("internals/decisions/README.md")))
     assert {path.name for path in RECORDS} - {"README.md"} <= listed
+    entries = re.findall(r"^- \[(\d{4})\]", page("internals/decisions/README.md"), flags=re.MULTILINE)
+    assert sorted(map(int, entries)) == sorted(numbers)
 
 
 @pytest.mark.parametrize("path", [path for path in RECORDS if path.name != "README.md"], ids=lambda path: path.stem)

@@ -24,7 +24,7 @@ def sent(flow: Flow[Any]) -> list[bytes]:
     if not isinstance(needed, Reserve):
         return list(needed.params["ids"])
     params: Any = needed.query.params
-    return [row[0] for row in params["rows"]]
+    return [values[0] for values in params["rows"].values]
 
 
 def test_a_batch_is_sorted_and_each_record_is_in_it_once() -> None:

@@ -20,7 +20,11 @@ from semel.errors import (
 )
 
 LOCK_WAIT_TIMEOUT: Final = 1205
-CONFLICTS: Final = frozenset({1213, 1020})  # deadlock; changed since this transaction's snapshot: all of it rolled back
+AUTOINC_BUSY: Final = 1467
+DEADLOCK: Final = 1213
+CONFLICTS: Final = frozenset(
+    {DEADLOCK, 1020}
+)  # deadlock; changed since this transaction's snapshot: all of it rolled back
 STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or somebody stopped it
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
@@ -46,6 +50,7 @@ _REMEDIES: Final = {
     1226: "the user has used up a resource that was granted to it",
     1290: "the server is read-only (a replica, or a failover is on its way): point the URL at the primary",
     1406: "a text is longer than its column may be",
+    1467: "another statement, such as INSERT … SELECT, fills Semel's table: retry with the same key once it has ended",
     1698: "the server refuses this user or password: check the URL",
     1792: "the transaction is read-only: point the URL at the primary",
     1836: "the server is read-only (a replica, or a failover is on its way): point the URL at the primary",

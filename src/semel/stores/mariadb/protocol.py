@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from operator import call
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused
 from semel.stores.clock import Clock
-from semel.stores.mariadb.errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, MariadbRefused, another_server
+from semel.stores.mariadb.errors import AUTOINC_BUSY, CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, MariadbRefused, another_server
 from semel.stores.mariadb.requests import OfEach, Reserve, Rows, SettleTogether, SeveralStatements
 from semel.stores.sql.statements import Argument, Execute, Params, Query, Row, Script, Statement, Together
 
@@ -36,6 +36,13 @@ VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
 FRAME: Final = 1024  # bytes around the statements of one packet
 AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column: beyond it the server refuses the statement
+# Somebody's INSERT … SELECT or LOAD DATA holds the table's AUTO-INC lock to its end. A claim that waits for no lock
+# does not wait for that one either.
+AUTOINC_PAUSE: Final = "DO SLEEP(0.02)"
+AUTOINC_TRIES_MAX: Final = 50
+_INSIDE: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\n{text};\nEND"
+# Until the commit nobody can put other tables in the place of those that were looked at.
+_IN_COMMIT: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\nSTART TRANSACTION;\n{text};\nCOMMIT;\nEND"
 _ALL_OR_NONE: Final = (
     "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{text};\n"
     "IF ROW_COUNT() = {count} THEN COMMIT; SELECT 1; ELSE ROLLBACK; SELECT 0; END IF;\nEND"
@@ -158,8 +165,13 @@ def _list(values: Sequence[Argument]) -> str:
     return f"({','.join(map(literal, values)) or 'NULL'})"
 
 
-def _rows(rows: Rows) -> str:
-    return ",".join(map(_list, rows))
+def _rows(rows: Rows, given: Mapping[str, Any]) -> str:
+    names, own = rows.each.names, rows.own
+    # Neither a text nor bytes are written with a percent sign.
+    alike = tuple(["%s" if name in own else literal(given[name]) for name in names])
+    row = f"({_template(rows.each.text) % alike})"
+    places = [own.index(name) for name in names if name in own]
+    return ",\n".join([row % tuple([literal(values[place]) for place in places]) for values in rows.values])
 
 
 def _of_each(pairs: OfEach) -> str:
@@ -172,11 +184,11 @@ _WRITERS: Final = _Writers(
         type(None): {None: "NULL"}.__getitem__,
         str: lru_cache(maxsize=1024)(_text),
         _Written: str,
-        Rows: _rows,
         OfEach: _of_each,
     }
 )
 SERVER_NOW: Final = _Written(SERVER_CLOCK)
+_NOW_INSIDE: Final = _Written("semel_now")  # a compound statement's variable: the clock is in the text once
 
 
 def literal(value: Argument) -> str:
@@ -191,7 +203,9 @@ def literal(value: Argument) -> str:
 def render(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
     """A statement with its values; ``:now`` is the clock's."""
     assert not isinstance(params, tuple)
-    given: dict[str, Any] = {**params, "now": SERVER_NOW if clock is None else clock()}
+    given: dict[str, Any] = {"now": SERVER_NOW if clock is None else clock(), **params}
+    if type(rows := given.get("rows")) is Rows:
+        given["rows"] = _Written(_rows(rows, given))
     values = list(map(given.__getitem__, statement.names))
     return _template(statement.text) % tuple(map(call, map(_WRITERS.__getitem__, map(type, values)), values))
 
@@ -247,7 +261,7 @@ def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) 
     except (MariadbRefused, SemelError) as error:
         if begun:
             yield from _roll_back()
-            if isinstance(error, MariadbRefused) and error.code in CONFLICTS:
+            if isinstance(error, MariadbRefused) and error.code in (*CONFLICTS, AUTOINC_BUSY):
                 raise _Undone(error) from error
         raise
     if begun:
@@ -273,8 +287,14 @@ def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) 
         [result] = yield from _say_group([render(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
     if type(needed) is Reserve:
-        text = render(needed.query.statement, needed.query.params, clock)
-        return (yield from _reserve(text, packet_max, open=open, divides=needed.divides))
+        given = {**needed.query.params, "now": _NOW_INSIDE} if needed.is_compound else needed.query.params
+        text = render(needed.query.statement, given, clock)
+        if needed.is_compound:
+            now = SERVER_NOW if clock is None else clock()
+            text = (_INSIDE if open else _IN_COMMIT).format(text=text, name=_NOW_INSIDE, now=now)
+        if needed.divides and len(text) + FRAME > packet_max:
+            return None
+        return (yield from _reserve(text, packet_max, open=open, begins=needed.is_compound and not open))
     if type(needed) is SettleTogether:
         if open:
             return False
@@ -286,16 +306,20 @@ def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) 
     return results
 
 
-def _reserve(text: str, packet_max: int, *, open: bool, divides: bool) -> Conversation[Result | None]:
-    if divides and len(text) + FRAME > packet_max:
-        return None
-    try:
-        [rows] = yield from _say_group([text], packet_max, open=open)
-    except MariadbRefused as error:  # of this statement nothing is left, nor a transaction but one that was open before
-        if error.code == LOCK_WAIT_TIMEOUT:
-            return None
-        raise
-    return rows
+def _reserve(text: str, packet_max: int, *, open: bool, begins: bool) -> Conversation[list[Row] | None]:
+    for again in range(AUTOINC_TRIES_MAX):
+        try:
+            results = yield from _say_group([text], packet_max, open=open, begins=begins)
+        except MariadbRefused as error:  # nothing of this statement is left
+            if error.code == LOCK_WAIT_TIMEOUT:
+                return None
+            # In an open transaction what was written before may be gone: whoever began it decides.
+            if error.code != AUTOINC_BUSY or open or again == AUTOINC_TRIES_MAX - 1:
+                raise
+            _ = yield AUTOINC_PAUSE
+        else:
+            return [row for rows in results if isinstance(rows, list) for row in rows]
+    raise AssertionError("unreachable")
 
 
 def _settle(text: str, packet_max: int, count: int) -> Conversation[bool]:
@@ -306,7 +330,7 @@ def _settle(text: str, packet_max: int, count: int) -> Conversation[bool]:
     return done == [(1,)]
 
 
-def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation[list[Result]]:
+def _say_group(texts: list[str], packet_max: int, *, open: bool, begins: bool = False) -> Conversation[list[Result]]:
     size = sum(map(len, texts)) + FRAME
     if size > packet_max:
         raise StatementRefused(
@@ -315,7 +339,7 @@ def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation
         )
     many = len(texts) > 1 and not open
     text = ";\n".join(["START TRANSACTION", *texts, "COMMIT"] if many else texts)
-    results = yield from _say_again(text, open=open, begins=many)
+    results = yield from _say_again(text, open=open, begins=many or begins)
     return results[1:-1] if many else results
 
 

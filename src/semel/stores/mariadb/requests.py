@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from semel.core.flow import Ask
 from semel.stores.sql.statements import Execute, Params, Query, Row, Statement
 
 
-class Rows(tuple[tuple[Any, ...], ...]):
-    """A parameter: what follows VALUES, several rows of values."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A parameter: what follows VALUES, several rows of values.
 
-    __slots__ = ()
+    Parameters: ``each`` the text of one row; ``own`` the parameters in it that differ, whose ``values`` each row has in
+    their order. All others are the statement's.
+    """
+
+    each: Statement
+    own: tuple[str, ...]
+    values: Sequence[tuple[Any, ...]]
 
 
 class OfEach(tuple[tuple[bytes, Any], ...]):
@@ -60,11 +68,13 @@ class SettleTogether(Ask[bool]):
 class Reserve(Ask[list[Row] | None]):
     """The rows of one claiming statement; None, and nothing of it written, where a lock is held for too long.
 
-    Parameters: ``divides`` whether it is of several records: None, too, where it does not fit into a packet.
+    Parameters: ``divides`` whether it is of several records: None, too, where it does not fit into a packet;
+    ``is_compound`` whether it is a part of a compound statement, in a commit of its own unless a transaction is open.
     """
 
-    __slots__ = ("divides", "query")
+    __slots__ = ("divides", "is_compound", "query")
 
-    def __init__(self, query: Query, *, divides: bool = False) -> None:
+    def __init__(self, query: Query, *, divides: bool = False, is_compound: bool = False) -> None:
         self.query = query
         self.divides = divides
+        self.is_compound = is_compound

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from semel.core.contract import another_store
@@ -39,40 +39,24 @@ SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
 ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
 TOGETHER_BYTES_MAX: Final = 64 * 1024  # of answers that one statement writes: what is larger gains nothing by it
 _NONCE: Final = Record._fields.index("nonce")
-_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
 
 
-def _parts(claim: Statement) -> list[str]:
-    """A claim's text: up to its values, these, and what is behind them."""
-    return re.split(r" VALUES \(|\)\n(?=ON DUPLICATE KEY)", claim.text)
-
-
-def _claim_in(claim: Statement) -> Statement:
+def _where_opened(claim: Statement) -> Statement:
     """The claim that writes nothing, and returns no row, where the server has another store than ``:store``.
 
-    Not for an open transaction: under REPEATABLE READ it would lock the row of the store's id to the end of that one.
+    Not as ``INSERT … SELECT … WHERE``: that takes the table's AUTO-INC lock, which it keeps while it waits for the lock
+    of a record, and every other claim waits for it. Nor as a look inside ``VALUES``, which locks the store's row.
     """
-    head, given, rest = _parts(claim)
     opened = ":store = (SELECT store_id FROM semel_meta WHERE one = 1)"
-    return compose("claim", f"{head} SELECT{given}FROM DUAL WHERE {opened}\n{rest}")
+    return compose("claim", f"IF {opened} THEN\n{claim.text};\nEND IF")
 
 
-@cache
-def _claim_together(own: tuple[str, ...]) -> Statement:
-    """The claim of several records by one statement; no row where the server has another store than ``:store``.
-
-    Parameters: ``own`` columns of the ``:rows``; all others are the same in each of them.
-    """
-    head, given, rest = _parts(SQL["claim"])
-    each = _PARAMETER.sub(lambda found: f"w.{found[1]}" if found[1] in own else found[0], given)
-    rows = f"WITH w ({', '.join(own)}) AS (VALUES :rows)"
-    opened = ":store IS NULL OR :store = (SELECT store_id FROM semel_meta WHERE one = 1)"
-    written = rest.replace("UPDATE id = id", "UPDATE id = semel_record.id")
-    return compose("claim", f"{head} {rows}\nSELECT{each}FROM w WHERE {opened}\n{written}")
-
-
-_CLAIM, _CLAIM_IN = SQL["claim"], _claim_in(SQL["claim"])
+_CLAIM = SQL["claim"]
+_HEAD, _ROW, _REST = re.split(r"(?<= VALUES )\(|\)\n(?=ON DUPLICATE KEY)", _CLAIM.text)
+_EACH: Final = compose("claim", _ROW)
+_CLAIM_TOGETHER: Final = compose("claim", f"{_HEAD}:rows\n{_REST}")
+_CLAIM_IN, _CLAIM_TOGETHER_IN = _where_opened(_CLAIM), _where_opened(_CLAIM_TOGETHER)
 _SETTLE_TOGETHER: Final = compose(
     "settle",
     SQL["settle"]
@@ -124,7 +108,8 @@ def _reserve(claims: list[Claim], wait: int, store_id: str | None) -> Flow[dict[
     (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
     """
     several = len(claims) > 1
-    rows = yield from ask(Reserve(_claiming(claims, wait, store_id), divides=several))
+    query = _claiming(claims, wait, store_id)
+    rows = yield from ask(Reserve(query, divides=several, is_compound=store_id is not None))
     if rows is not None:
         if store_id is not None and not rows:
             raise another_store(store_id)
@@ -159,8 +144,8 @@ def _claiming(claims: Sequence[Claim], wait: int, store_id: str | None) -> Query
         else:
             many = list(map(columns_of, parts))
             each |= {name: [one[name] for one in many] for name in many[0]}
-    shared["rows"] = Rows(zip(*each.values(), strict=True))
-    return Query(_claim_together(tuple(each)), shared)
+    shared["rows"] = Rows(_EACH, tuple(each), list(zip(*each.values(), strict=True)))
+    return Query(_CLAIM_TOGETHER if store_id is None else _CLAIM_TOGETHER_IN, shared)
 
 
 def _are_alike(values: Sequence[Any]) -> bool:

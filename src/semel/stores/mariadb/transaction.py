@@ -15,7 +15,9 @@ from semel.errors import HandlerRefused, StoreError, StoreTimeout
 from semel.stores.clock import Clock
 from semel.stores.failures import with_causes
 from semel.stores.mariadb.errors import (
+    AUTOINC_BUSY,
     CONFLICTS,
+    DEADLOCK,
     ELSEWHERE,
     LOCK_WAIT_TIMEOUT,
     SAVEPOINT_MISSING,
@@ -25,7 +27,16 @@ from semel.stores.mariadb.errors import (
     MariadbRefused,
     is_elsewhere,
 )
-from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, render
+from semel.stores.mariadb.protocol import (
+    AUTOINC_PAUSE,
+    AUTOINC_TRIES_MAX,
+    Conversation,
+    Greeting,
+    Result,
+    converse,
+    literal,
+    render,
+)
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.statements import Execute
 
@@ -76,7 +87,7 @@ class Transaction:
         name = greeting.database
         self._here = _HERE.format(database=literal(None if name is None else name.encode()))
         self._joined = joined
-        self._begin = "" if joined else "START TRANSACTION;\n"
+        self._begin = f"SAVEPOINT {self.name};\n" if joined else "START TRANSACTION;\n"
         self._saved = False
 
     def run(self, make: MakeFlow[T]) -> Conversation[T]:
@@ -100,14 +111,40 @@ class Transaction:
             results = yield text
             _ = yield f"SAVEPOINT {self.name}"
             return results
-        try:
-            results = yield _OPEN.format(here=self._here, begin=self._begin, claim=text, name=self.name)
-        except MariadbRefused as error:
-            if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
-                raise Lost(error.code, error.text) from error
-            raise
+        results = yield from self._open(text)
         self._saved = True
         return results[:1]
+
+    def _open(self, claim: str) -> Conversation[list[Result]]:
+        text = _OPEN.format(here=self._here, begin=self._begin, claim=claim, name=self.name)
+        for again in range(AUTOINC_TRIES_MAX):
+            try:
+                return (yield text)
+            except MariadbRefused as error:
+                if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
+                    raise Lost(error.code, error.text) from error
+                if error.code != AUTOINC_BUSY:
+                    raise
+                if self._joined:
+                    yield from self._check_whole(error)
+                if again == AUTOINC_TRIES_MAX - 1:
+                    raise
+            _ = yield AUTOINC_PAUSE
+        raise AssertionError("unreachable")
+
+    def _check_whole(self, error: MariadbRefused) -> Conversation[None]:
+        """See whether the user's transaction is still there.
+
+        The server does not report a deadlock at the AUTO-INC lock as one, and takes the transaction to be open. InnoDB
+        has rolled it back, with the user's writes and with the savepoint that was set before the claim.
+
+        Raises Refused as for any other deadlock.
+        """
+        try:
+            _ = yield self.undo()
+        except MariadbRefused as missing:
+            _ = yield "ROLLBACK"
+            raise MariadbRefused(DEADLOCK, error.text) from missing
 
     def undo(self) -> str:
         """What the handler wrote is undone; the record stays claimed."""
