@@ -117,7 +117,7 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
     if server is not None:
         yield server.session()
     where = None if database is None else str(database)
-    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), where, str(name), int(session))
+    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), where, str(name), int(session or 0))
 
 
 # --- statements written out ---------------------------------------------------------------
