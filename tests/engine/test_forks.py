@@ -346,3 +346,32 @@ async def main():
 def test_a_child_keeps_the_files_that_have_the_numbers_of_closed_connections(library: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("still")
     assert told(CLOSED, library, f"{tmp_path}/file") == ["b'still'"]
+
+
+STREAMED = """
+import asyncio, os, sys
+from semel import Answer, AsyncEngine, Engine
+from semel.core.outcomes import Succeeded
+from tests.engine.shells import command
+
+is_async = sys.argv[1] == "async"
+runner = asyncio.Runner()
+run = runner.run if is_async else lambda reply: reply
+engine = (AsyncEngine if is_async else Engine).connect(sys.argv[2])
+run(engine.migrate())
+permit = run(engine.claim(command()))
+if os.fork() == 0:
+    runner = asyncio.Runner()
+    print((runner.run if is_async else lambda reply: reply)(engine.mark_not_kept(permit)), flush=True)
+    os._exit(0)
+os.wait()
+run(engine.settle(permit, Succeeded(Answer(200, (), b"parent"))))
+print(run(engine.claim(command())).answer.body)
+run(engine.close())
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_child_does_not_say_that_its_parents_answer_is_not_kept(mode: str, tmp_path: Path) -> None:
+    """As one would whose response is streamed: the parent's retry would get no answer."""
+    assert told(STREAMED, mode, f"sqlite:///{tmp_path}/semel.db") == ["False", "b'parent'"]

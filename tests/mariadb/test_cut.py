@@ -111,6 +111,23 @@ class TestPastTheDeadline(OnLoops):
         [(id,)] = sleeping(outside)
         outside.fetch(f"KILL CONNECTION {id}")
 
+    def test_a_session_that_a_proxy_numbers_is_left_alone(
+        self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Such as ProxySQL or MaxScale: on the server behind it, that number is somebody else's."""
+        greeting = protocol.GREETING.replace("CONNECTION_ID()", "1 + CONNECTION_ID()")
+        monkeypatch.setattr(protocol, "GREETING", greeting)
+
+        async def handler(permit: Permit, db: Writes) -> Answer:
+            await db.insert()
+            await db.execute("SELECT SLEEP(20)")
+            return MADE
+
+        with pytest.raises(StoreTimeout, match="not known yet"):
+            fellow.run(BRIEF, handler)
+        [(id,)] = sleeping(outside)
+        outside.fetch(f"KILL CONNECTION {id}")
+
     def test_a_statement_left_to_another_task_is_stopped(self, fellow: Fellow, outside: Outside) -> None:
         async def handler(permit: Permit, db: Writes) -> Answer:
             await db.insert()

@@ -257,7 +257,7 @@ def test_missing_and_foreign_tables_are_reported(fellow: Fellow, server: Mariadb
 def test_a_server_that_is_no_mariadb_is_refused(fellow: Fellow, monkeypatch: pytest.MonkeyPatch) -> None:
     """MySQL answers the greeting with a version of its own; so does a MariaDB that is too old."""
     for version in ("8.4.3", "10.5.29-MariaDB", "9.1.0-log"):
-        monkeypatch.setattr(spoken, "GREETING", f"SELECT '{version}', 1, 0, 'utf8mb4', NULL, 'here'")
+        monkeypatch.setattr(spoken, "GREETING", f"SELECT '{version}', 1, 0, 'utf8mb4', NULL, 'here', 1")
         with closing(Fellow(fellow.kind, fellow.backend.driver.server)) as app:
             for what in (PLAIN, WHAT):
                 with pytest.raises(ConfigurationError, match=f"{version}; Semel needs MariaDB 10.6"):

@@ -415,6 +415,8 @@ class AsyncEngine:
 
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        if permit.inherited:
+            return False
         permit.kept = False
         return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept((permit.holder,))))[0]
 

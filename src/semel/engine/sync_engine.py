@@ -291,6 +291,8 @@ class Engine:
 
     def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
+        if permit.inherited:
+            return False
         permit.kept = False
         return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept((permit.holder,))))[0]
 

@@ -30,7 +30,7 @@ Conversation = Generator[str, list[Result], T]
 SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 GREETING: Final = (
     "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE(), "
-    "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
+    "CONCAT_WS(':', @@hostname, @@port, @@server_id), CONNECTION_ID()"
 )
 VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
@@ -105,6 +105,7 @@ class Greeting(NamedTuple):
     charset: str
     database: str | None  # in which its transactions are
     server: str  # of several behind one address, such as the nodes of a cluster
+    session: int  # as the server itself numbers it, also behind a proxy with numbers of its own
 
 
 def greet(server: MariadbServer | None) -> Conversation[Greeting]:
@@ -119,7 +120,7 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
             raise another_server("no MariaDB") from error
         raise
     assert isinstance(rows, list)
-    version, packet_max, rolls_back, charset, database, name = rows[0]
+    version, packet_max, rolls_back, charset, database, name, session = rows[0]
     told = str(version)
     number = _VERSION.match(told)
     if "mariadb" not in told.lower() or number is None or (int(number[1]), int(number[2])) < VERSION_LEAST:
@@ -127,7 +128,7 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
     if server is not None:
         yield server.session()
     where = None if database is None else str(database)
-    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), where, str(name))
+    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), where, str(name), int(session or 0))
 
 
 # --- statements written out ---------------------------------------------------------------

@@ -276,7 +276,7 @@ class PymysqlUnit:
             other, met = self._pool.open_another(deadline)
             try:
                 session = connection.thread_id() if may_go_on else None
-                is_there = met.server == greeting.server
+                is_there = met.server == greeting.server and connection.thread_id() == greeting.session
                 asked = witness_end(session, deadline.before_sending(), is_there=is_there, stops=was_cut)
                 has_ended, may_remain = perform(other, asked, deadline)
             finally:
