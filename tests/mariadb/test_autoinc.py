@@ -16,7 +16,7 @@ import pytest
 from semel.core.model import Proceed, State
 from semel.errors import StatementRefused
 from semel.stores.mariadb import protocol, rows, transaction
-from semel.stores.mariadb.errors import AUTOINC_BUSY
+from semel.stores.mariadb.errors import AUTOINC_BUSY, MariadbRefused
 from semel.stores.mariadb.protocol import MariadbServer, converse
 from semel.stores.mariadb.store import MariadbStore
 from semel.testing.attempts import attempt
@@ -212,10 +212,10 @@ class TestBesideAnothersStatement:
 
 def test_a_claim_is_said_again_after_a_pause_and_not_for_ever() -> None:
     talk = converse(lambda: MariadbStore().claim(CLAIMS), None, 10_000_000)
-    busy = protocol.MariadbRefused(1467, "Failed to read auto-increment value from storage engine")
+    busy = MariadbRefused(1467, "Failed to read auto-increment value from storage engine")
     text = next(talk)
     for _ in range(protocol.AUTOINC_TRIES_MAX - 1):
         assert talk.throw(busy) == protocol.AUTOINC_PAUSE
         assert talk.send([0]) == text
-    with pytest.raises(protocol.MariadbRefused):
+    with pytest.raises(MariadbRefused):
         talk.throw(busy)

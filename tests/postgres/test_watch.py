@@ -10,14 +10,17 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+import uvloop
+from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready
 
 from semel import Answer, Permit
 from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, Watch
-from tests.engine.shells import MADE, command
+from tests.engine.shells import MADE, command, until
 from tests.postgres.conftest import ATOMIC, Fellow, Kind, Outside, Writes
 
 MakeFellow = Callable[..., Fellow]
+LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 async def handler(permit: Permit, db: Writes) -> Answer:
@@ -28,7 +31,7 @@ async def handler(permit: Permit, db: Writes) -> Answer:
 
 def seen(watch: Watch) -> tuple[bool, bool]:
     """Whether it is free, and whether it is over."""
-    return watch.is_free, watch.is_over
+    return watch.is_free(asyncio.get_running_loop()), watch.is_over
 
 
 @contextmanager
@@ -91,6 +94,113 @@ def test_it_may_outlive_its_loop_and_its_socket() -> None:
     left = asyncio.run(begin())
     del left
     assert os.listdir("/dev/fd") == before
+
+
+def test_who_waits_is_woken_by_its_end() -> None:
+    async def story() -> None:
+        with pair() as (here, _):
+            watch = Watch(asyncio.get_running_loop(), here.fileno())
+            waiting = asyncio.ensure_future(watch.until_readable(None))
+            await asyncio.sleep(0)
+            watch.end()
+            assert await waiting == Ready.R
+
+    asyncio.run(story())
+
+
+@LOOPS
+def test_a_forked_child_ends_none_of_its_parents(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def story() -> None:
+        with pair() as (here, there):
+            watch = Watch(asyncio.get_running_loop(), here.fileno())
+            child = os.fork()
+            if not child:
+                watch.end()
+                os._exit(0)
+            os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
+            there.send(b"x")
+            assert await watch.until_readable(asyncio.get_running_loop().time() + 20) == Ready.R
+            watch.end()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(story())
+
+
+@LOOPS
+def test_notices_and_notifications_that_nobody_awaits_take_nothing_from_the_next_answer(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], conninfo: str, outside: Outside
+) -> None:
+    async def story() -> None:
+        before = len(os.listdir("/dev/fd"))
+        connection = await PatientAsyncConnection.connect(conninfo, autocommit=True)
+        heard: list[str] = []
+
+        def hear(notify: psycopg.Notify) -> None:
+            heard.append(notify.payload)
+
+        connection.add_notify_handler(hear)
+        await connection.execute("LISTEN semel_watch")
+        for number in range(3):
+            outside.connection.execute(f"NOTIFY semel_watch, '{number}'")
+            for _ in range(10):  # turns of the loop
+                await asyncio.sleep(0)
+            cursor = await connection.execute("SELECT repeat('x', 1000000), %s", [number])
+            assert [row[1] for row in await cursor.fetchall()] == [number]
+        await connection.execute("SELECT 1")
+        assert heard == ["0", "1", "2"]
+        connection.remove_notify_handler(hear)
+        async with (
+            connection.cursor() as cursor,
+            cursor.copy("COPY (SELECT generate_series(1, 50000)) TO STDOUT") as rows,
+        ):
+            assert sum([len(bytes(row).splitlines()) async for row in rows]) == 50_000
+        outside.connection.execute("NOTIFY semel_watch, 'last'")
+        assert [notify.payload async for notify in connection.notifies(timeout=20, stop_after=1)] == ["last"]
+        await connection.close()
+        assert len(os.listdir("/dev/fd")) == before
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(story())
+
+
+@LOOPS
+def test_a_connection_that_another_task_closes_ends_the_wait(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], conninfo: str, outside: Outside
+) -> None:
+    """And its session's locks: the server sees it closed."""
+
+    async def story() -> None:
+        connection = await PatientAsyncConnection.connect(conninfo, autocommit=True)
+        await connection.execute("SELECT pg_advisory_lock(7302)")
+        outside.connection.execute("SELECT pg_advisory_lock(7303)")
+        waiting = asyncio.ensure_future(connection.execute("SELECT pg_advisory_lock(7303)"))
+        await until(lambda: connection.info.transaction_status is TransactionStatus.ACTIVE)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await connection.close()
+        with pytest.raises(psycopg.OperationalError):
+            await asyncio.wait_for(waiting, 20)
+        outside.connection.execute("SELECT pg_advisory_unlock(7303)")
+        outside.connection.execute("SELECT pg_advisory_lock(7302)")
+        outside.connection.execute("SELECT pg_advisory_unlock_all()")
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(story())
+
+
+def test_a_connection_may_be_lent_to_another_loop(conninfo: str) -> None:
+    async def ask(connection: PatientAsyncConnection, number: int) -> None:
+        cursor = await connection.execute("SELECT %s::int", [number])
+        assert await cursor.fetchall() == [(number,)]
+
+    async def story() -> None:
+        connection = await PatientAsyncConnection.connect(conninfo, autocommit=True)
+        await ask(connection, 1)
+        await asyncio.to_thread(asyncio.run, ask(connection, 2))
+        await ask(connection, 3)
+        await connection.close()
+
+    asyncio.run(story())
 
 
 @pytest.fixture

@@ -201,10 +201,10 @@ def literal(value: Argument) -> str:
     return _WRITERS[type(value)](value)
 
 
-def render(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
-    """A statement with its values; ``:now`` is the clock's."""
+def render(statement: Statement, params: Params | Row, clock: Clock | None, *, now: _Written | None = None) -> str:
+    """A statement with its values; ``:now`` is the clock's where no ``now`` is given."""
     assert not isinstance(params, tuple)
-    given: dict[str, Any] = {"now": SERVER_NOW if clock is None else clock(), **params}
+    given: dict[str, Any] = {**params, "now": now or (SERVER_NOW if clock is None else clock())}
     if type(rows := given.get("rows")) is Rows:
         given["rows"] = _Written(_rows(rows, given))
     values = list(map(given.__getitem__, statement.names))
@@ -288,8 +288,9 @@ def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) 
         [result] = yield from _say_group([render(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
     if type(needed) is Reserve:
-        given = {**needed.query.params, "now": _NOW_INSIDE} if needed.is_compound else needed.query.params
-        text = render(needed.query.statement, given, clock)
+        text = render(
+            needed.query.statement, needed.query.params, clock, now=_NOW_INSIDE if needed.is_compound else None
+        )
         if needed.is_compound:
             now = SERVER_NOW if clock is None else clock()
             text = (_INSIDE if open else _IN_COMMIT).format(text=text, name=_NOW_INSIDE, now=now)

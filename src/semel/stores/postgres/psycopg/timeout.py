@@ -23,6 +23,7 @@ from psycopg.waiting import Ready, Wait
 from semel.stores.deadline import Deadline
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.pipeline import names_of
+from semel.stores.process import this_process
 
 T = TypeVar("T")
 
@@ -59,10 +60,11 @@ class Watch:
     connection, or a notice: the watch ends, and the next wait begins another.
     """
 
-    __slots__ = ("_fd", "_loop", "_unawaited", "_waiter")
+    __slots__ = ("_fd", "_loop", "_process", "_unawaited", "_waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
         self._loop = loop
+        self._process = this_process()
         self._fd = -1
         self._fd = os.dup(socket)
         self._unawaited = 0
@@ -74,10 +76,9 @@ class Watch:
         """Whether it tells nothing more."""
         return self._fd < 0
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody waits for it."""
-        return self._waiter is None
+    def is_free(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it is this loop's, and nobody waits for it."""
+        return self._waiter is None and self._loop is loop
 
     async def until_readable(self, ends: float | None) -> int:
         """``Ready.R``, or nothing where the time ``ends`` before. One at a time may wait."""
@@ -102,9 +103,15 @@ class Watch:
             self.end()
 
     def end(self) -> None:
-        """Watch no longer. On the loop's own thread, or when the loop is closed."""
-        if not self.is_over and not self._loop.is_closed():
+        """Watch no longer. On the loop's own thread, or when the loop is closed.
+
+        Who waits is woken, and finds the connection closed. A forked child leaves its parent's loop alone: what the
+        system watches for that is the same for both.
+        """
+        if not self.is_over and self._process is this_process() and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
+            if self._waiter is not None:
+                _wake(self._waiter, Ready.R)
         self._close()
 
     def _close(self) -> None:
@@ -314,7 +321,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
                 watch = self._watch = Watch(loop, socket)
             except OSError:  # this process may open no more files; on Windows a socket is none
                 return None
-        return watch if watch.is_free else None
+        return watch if watch.is_free(loop) else None
 
     def take_watch(self, former: PatientAsyncConnection) -> None:
         """Go on with the watch of another object for the same session."""
