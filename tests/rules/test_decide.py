@@ -19,7 +19,6 @@ from semel.core.decide import (
     Was,
     decide,
     doubt_of,
-    find_first_grant,
     find_replay,
     find_replay_in,
     first_grant,
@@ -52,6 +51,7 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, is_sound, pack_headers
 from semel.policy import Policy
+from semel.stores.mariadb.rows import find_first_grant
 from semel.stores.memory.store import grant_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits
 

@@ -171,9 +171,6 @@ _KEPT: Final = AnswerKind.KEPT
 _ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # an enumeration is asked by a call
 _kept_columns = itemgetter(*map(Record._fields.index, ("fingerprint", "recipe", "answer_kind", "id", "format")))
 _granted_columns = itemgetter(*map(Record._fields.index, Grant._fields))
-_claimed_columns = itemgetter(
-    *map(Record._fields.index, ("format", "recipe", "fingerprint", "settled_at", *Grant._fields))
-)
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -403,17 +400,6 @@ def first_grant(claim: Claim, now: int) -> Grant:
             now + terms.dedup_us,
         ),
     )
-
-
-def find_first_grant(row: Record, claim: Claim, now: int) -> Proceed | None:
-    """The grant of a record that this attempt has written at this very time; None wherever it takes more to tell.
-
-    What :func:`decide` says of :attr:`Situation.MINE`, where the whole grant is that of a key that was never seen.
-    """
-    grant = first_grant(claim, now)
-    if _claimed_columns(row) != (RECORD_FORMAT, claim[4], claim[5], None, *grant) or now >= grant.lease_until:
-        return None
-    return tuple.__new__(Proceed, (grant,))
 
 
 def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:

@@ -78,8 +78,6 @@ def is_whole(answer: Answer) -> bool:
 
 def check_answer(answer: Answer) -> None:
     """Raise TypeError, naming the field, for an answer that no store could keep."""
-    if is_whole(answer):
-        return
     if answer.status is not None and not isinstance(answer.status, int):
         raise TypeError(f"Answer.status must be a number such as 201, or None, not {type(answer.status).__name__}")
     if not isinstance(answer.body, (bytes, bytearray, memoryview)):

@@ -246,7 +246,8 @@ class AsyncEngine:
             if verdict is not None:
                 verdict = await self._claim(claim, command, claims, verdict)
             elif command.refusal is not None:
-                verdict = await self._look_before_refusing(claim, command)
+                refused = look_before_refusing(self.store, claim, command.under, command.refusal)
+                verdict = await self._performer.drive(refused)
             if verdict is None:
                 verdict = await attempt(claim, command, claims)
             if type(verdict) is not Proceed:
@@ -262,10 +263,6 @@ class AsyncEngine:
                 met.steps = self._performer.steps_of(met)
             self._upkeep.watch(met)
         return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
-
-    async def _look_before_refusing(self, claim: Claim, command: Command) -> Verdict | None:
-        assert command.refusal is not None
-        return await self._performer.drive(look_before_refusing(self.store, claim, command.under, command.refusal))
 
     async def _wait(
         self, attempt: _Attempt, claim: Claim, command: Command, running: InProgress, wait_seconds: float | None

@@ -10,17 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, cast
 
 from semel.core.contract import another_store
-from semel.core.decide import find_first_grant, find_replay
+from semel.core.decide import find_replay, first_grant
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
+    RECORD_FORMAT,
     STORED_ANSWERS,
     Claim,
     Effects,
+    Grant,
     InProgress,
+    Proceed,
     Record,
     Scope,
     Settled,
@@ -39,6 +43,9 @@ SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
 ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
 TOGETHER_BYTES_MAX: Final = 64 * 1024  # of answers that one statement writes: what is larger gains nothing by it
 _NONCE: Final = Record._fields.index("nonce")
+_claimed_columns = itemgetter(
+    *map(Record._fields.index, ("format", "recipe", "fingerprint", "settled_at", *Grant._fields))
+)
 WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
 
 
@@ -303,3 +310,14 @@ def settle_one(settlement: Settlement) -> Execute:
             "body": answer.body if answer and kept else None,
         },
     )
+
+
+def find_first_grant(row: Record, claim: Claim, now: int) -> Proceed | None:
+    """The grant of a record that this attempt has written at this very time; None wherever it takes more to tell.
+
+    As :func:`~semel.core.decide.decide` for a claim read back, where the whole grant is that of a new key.
+    """
+    grant = first_grant(claim, now)
+    if _claimed_columns(row) != (RECORD_FORMAT, claim[4], claim[5], None, *grant) or now >= grant.lease_until:
+        return None
+    return tuple.__new__(Proceed, (grant,))
