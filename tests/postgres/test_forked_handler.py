@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from semel import Answer, Permit
-from semel.errors import StoreError
+from semel.errors import HandlerError
 from tests.engine.shells import MADE
 from tests.postgres.conftest import WHAT, Fellow, Outside, Writes
 
@@ -38,7 +38,7 @@ def test_a_forked_child_that_returns_from_the_handler_changes_nothing(
 
     try:
         answer = fellow.run(WHAT, handler).answer
-    except StoreError:
+    except HandlerError:
         if os.getpid() != parent:
             os._exit(TOLD)
         raise
