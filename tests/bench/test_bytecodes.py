@@ -69,13 +69,13 @@ SERVERS = {
     ("asyncpg", "replay"): 2_100,
     ("asyncpg", "atomic"): 5_520,
     ("asyncpg", "atomic-replay"): 2_120,
-    ("mariadb", "fresh"): 5_260,
-    ("mariadb", "replay"): 2_390,
-    ("mariadb", "atomic"): 5_760,
-    ("mariadb", "atomic-replay"): 2_410,
+    ("mariadb", "fresh"): 5_340,
+    ("mariadb", "replay"): 2_400,
+    ("mariadb", "atomic"): 5_830,
+    ("mariadb", "atomic-replay"): 2_420,
 }
 POSTGRES_EACH = {"claim": 110, "settle": 28, "replay": 255, "look": 205}  # of one more in a batch of like commands
-MARIADB_EACH = {"claim": 335, "settle": 80, "replay": 645, "look": 232}  # with its part of the text
+MARIADB_EACH = {"claim": 390, "settle": 80, "replay": 700, "look": 232}  # with its part of the text
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 

@@ -181,8 +181,6 @@ class SqliteDatabase:
     def close(self) -> None:
         self._connection.close()
 
-    __del__ = close  # a copy is dropped with the replica that held it
-
 
 @cache
 def _migrate() -> bytes:

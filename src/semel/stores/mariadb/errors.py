@@ -22,9 +22,7 @@ from semel.errors import (
 LOCK_WAIT_TIMEOUT: Final = 1205
 AUTOINC_BUSY: Final = 1467
 DEADLOCK: Final = 1213
-CONFLICTS: Final = frozenset(
-    {DEADLOCK, 1020}
-)  # deadlock; changed since this transaction's snapshot: all of it rolled back
+CONFLICTS: Final = frozenset({DEADLOCK, 1020})  # 1020: changed since its snapshot. All of the transaction is undone
 STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or somebody stopped it
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
