@@ -213,7 +213,7 @@ class Semel(EndpointCommands[Response]):
 
     def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[Response]:
         async def answer(**_: Any) -> Response:
-            here = request._get_current_object()  # type: ignore[attr-defined]
+            here = cast("Any", request)._get_current_object()
             scope, params = here.scope, here.view_args or {}
             told = await respond(
                 AsgiRequest(here, scope, scope["headers"], params, scope["query_string"], here.body.__aiter__)
@@ -239,7 +239,7 @@ class Semel(EndpointCommands[Response]):
         async def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             if not has_request_context():
                 raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
-            here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
+            here = cast("Any", request)._get_current_object()  # its debugger renders what frames hold
             try:
                 async with asyncio.timeout(self.surface.body_seconds_max):
                     # Quart's own task receives the body: it is whole before it is compared.
