@@ -34,7 +34,7 @@ ABANDON_EVERY_SECONDS: Final = 0.25
 CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
-_UNRENEWED: Final = "so that nobody would renew the command's lease: nothing was run"
+_UNRENEWED: Final = "and so cannot renew the command's lease: nothing was run"
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
@@ -287,7 +287,7 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
     def watch(self) -> None:
         """See to it that all live permits are renewed, and the rest is done.
 
-        Raises StoreUnavailable: this process may have no more threads, so that nobody would renew them.
+        Raises StoreUnavailable: this process cannot start the thread that would renew them.
         """
         with self._changed:
             if self._thread is None and not self._closing:

@@ -50,7 +50,7 @@ _is_zero: Final = re.compile(rb"[ \t]*q[ \t]*=[ \t]*0(?:\.0*)?[ \t]*").fullmatch
 def accepts_coding(line: bytes, coding: bytes) -> bool:
     """Whether an ``Accept-Encoding`` names a content coding, or any.
 
-    Nobody compresses for a client that says nothing, though RFC 9110 (section 12.5.3) lets him.
+    False without the header: RFC 9110 (section 12.5.3) allows any coding then, but no framework compresses.
 
     >>> [accepts_coding(line, b"gzip") for line in (b"br, GZip", b"*", b"", b"gzip;q=0, *", b"*;q=0.0")]
     [True, True, False, False, False]

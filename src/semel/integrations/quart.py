@@ -246,7 +246,7 @@ class Semel(EndpointCommands[Response]):
                     data = await here.get_data()
             except TimeoutError:
                 return self._response(body_too_slow(self.surface, here.scope))
-            here.body = Body(None, None)  # from Quart 0.23 on, who has awaited a body cannot read its form
+            here.body = Body(None, None)  # from Quart 0.23 on, an awaited body cannot be read as a form
             here.body.set_result(data)
             return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
@@ -296,7 +296,7 @@ class _Connection(ASGIHTTPConnection):
             receive = request.body.pace(receive)
         while (message := await receive())["type"] != "http.disconnect":
             await _add_to_body(request.body, message)
-        if is_streamed:  # who waits for a whole body is cancelled
+        if is_streamed:  # a view that waits for a whole body is cancelled
             request.body.cut()
         call = self.scope.get(CALL_KEY)
         if isinstance(call, RouteCall):
