@@ -12,6 +12,7 @@ from bench.subjects import LIMIT, MIDDLEWARE, NAMES, of_url
 
 CONNECTIONS: Final = (1, 32, 128)
 CONNECTIONS_MAX: Final = 512
+FLUSH_MS_MAX: Final = 100  # of PostgreSQL's commit_delay
 
 _EXAMPLES: Final = f"""\
 names for --only, also as patterns: {", ".join(NAMES)}
@@ -26,6 +27,7 @@ examples:
   python -m bench --rounds 5 --seconds 5 --json               longer, every sample, for a script
   python -m bench --only 'sqlite-*,*-sqlite-*'                Semel and its peers on SQLite
   python -m bench --only 'postgresql-*,asyncpg-*,pgbench'     PostgreSQL, beside pgbench on the same server
+  python -m bench --only '*-atomic,*-by-hand' --flush-ms 1    one commit against three, on a disk that flushes in 1 ms
   python -m bench --only 'redis-*' --connections 32           Redis, beside redis-benchmark on the same server
   python -m bench --url 'postgresql://shop@db/shop' --only 'url-*'
                                                               Semel on a server of yours, and on nothing else
@@ -42,6 +44,7 @@ class Options:
     connections: tuple[int, ...]
     only: tuple[str, ...]
     url: tuple[str, ...]
+    flush_ms: float
     json: bool
 
     def includes(self, name: str) -> bool:
@@ -82,6 +85,13 @@ def parse(arguments: Sequence[str]) -> Options:
         metavar="URL",
         help="measure Semel on this store as well, as url-…; may be repeated",
     )
+    parser.add_argument(
+        "--flush-ms",
+        type=_flush_ms,
+        default=0.0,
+        metavar="MS",
+        help="PostgreSQL waits this much longer at each flush of its log, as on a slower disk (default: 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document with every sample")
     given = parser.parse_args(arguments)
     given.url = tuple(given.url)
@@ -104,6 +114,13 @@ def _rounds(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 100:
         raise argparse.ArgumentTypeError("give 1 to 100 rounds")
+    return value
+
+
+def _flush_ms(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= FLUSH_MS_MAX:
+        raise argparse.ArgumentTypeError(f"give 0 to {FLUSH_MS_MAX} milliseconds")
     return value
 
 

@@ -15,7 +15,7 @@ from bench.peers.environment import Installed, find_installed
 from bench.peers.registry import PEERS
 from bench.processes import BenchError
 from bench.run import measure
-from bench.servers import SERVER_OF, Started, mariadb_program, missing, start_servers, version_of
+from bench.servers import SERVER_OF, Started, mariadb_program, missing, slow_flush, start_servers, version_of
 from bench.stores import StoreServerError, redis_program, redis_version
 from bench.subjects import BARE_FASTAPI, PEER_NAMES, PROBES, SUBJECTS, Probe, Subject, of_peers, of_url, with_bare
 
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder, ExitStack() as stack:
             place = Path(folder)
-            servers = stack.enter_context(start_servers(_servers(chosen, beside), place))
+            settings = {"postgresql": slow_flush(options.flush_ms)}
+            servers = stack.enter_context(start_servers(_servers(chosen, beside), place, settings))
             results = measure(options, chosen, beside, place, servers)
             about = machine.describe(place) | others(chosen, beside, found, servers)
     except (BenchError, StoreServerError) as error:
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted; its servers are stopped, nothing was kept", file=sys.stderr)
         return 130
+    if options.flush_ms and "postgresql" in about:
+        about["postgresql"] += f", each flush {options.flush_ms:g} ms longer"
     if left_out:
         about["left out"] = "; ".join(left_out)
     about["load of the machine"] = f"{busy} at the start, {machine.load_average()} at the end"

@@ -27,6 +27,16 @@ POSTGRES_SETTINGS: Final = (
 )
 MARIADB_SETTINGS: Final = ("innodb-flush-method=fsync", "innodb-doublewrite=1", "max-connections=500")
 
+
+def slow_flush(milliseconds: float) -> tuple[str, ...]:
+    """PostgreSQL's settings for a disk that needs this much longer to flush.
+
+    It sleeps before each flush while it holds the lock of its log, so that other commits gather behind it, as they do
+    behind a flush that takes longer. Source: "commit_delay" in https://www.postgresql.org/docs/current/wal-configuration.html
+    """
+    return (f"commit_delay={round(milliseconds * 1000)}", "commit_siblings=0") if milliseconds else ()
+
+
 SERVER_OF: Final[Mapping[str, str]] = {
     "redis": "redis",
     "postgresql": "postgresql",
@@ -76,7 +86,9 @@ def start_servers(
         try:
             if "postgresql" in servers:
                 programs = postgres.programs()
-                running.append(postgres.start(_make_folder(folder, "postgresql"), *POSTGRES_SETTINGS))
+                running.append(
+                    postgres.start(_make_folder(folder, "postgresql"), *POSTGRES_SETTINGS, *more.get("postgresql", ()))
+                )
                 urls["postgresql"] = postgres.conninfo(running[-1])
                 urls["postgresql+asyncpg"] = urls["postgresql"].replace("postgresql:", "postgresql+asyncpg:", 1)
             if "mariadb" in servers:

@@ -71,14 +71,17 @@ def test_a_short_run_measures_every_cell_and_counts_what_is_promised(capsys: pyt
 def test_a_run_starts_the_servers_that_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     before = os.environ.get(ENVIRONMENT)
 
-    assert main([*SHORT, "--only", "postgresql-atomic,pgbench,postgresql-calls", "--json"]) == 0
+    wanted = ["--only", "postgresql-atomic,pgbench,postgresql-calls", "--flush-ms", "2"]
+    assert main([*SHORT, *wanted, "--json"]) == 0
 
     document = json.loads(capsys.readouterr().out)
     atomic = next(row for row in document["rows"] if row["subject"] == "postgresql-atomic")
     assert atomic["counted"] == {"store_calls": 0, "commits": None}  # all of it is the unit's own
     assert [probe["name"] for probe in document["probes"]] == ["pgbench", "postgresql-calls"]
     assert all(sample["pairs_per_second"] > 0 for probe in document["probes"] for sample in probe["samples"])
-    assert "fsync and synchronous_commit on" in document["about"]["postgresql"]
+    assert "fsync and synchronous_commit on, each flush 2 ms longer" in document["about"]["postgresql"]
+    one_client = document["probes"][0]["samples"][0]["pairs_per_second"]
+    assert one_client <= 1000 / 2 / 2  # two commits a pair, each of which waits: a claim and a completion
     assert os.environ.get(ENVIRONMENT) == before
 
 
@@ -121,6 +124,7 @@ def test_an_interrupted_run_leaves_nothing_behind() -> None:
         (["--rounds", "0"], "1 to 100 rounds"),
         (["--seconds", "0"], "0.05 to 600 seconds"),
         (["--connections", "1,9999"], "from 1 to 512"),
+        (["--flush-ms", "101"], "0 to 100 milliseconds"),
         (["--only", "sqlite"], "known are bare, memory-fresh"),
     ],
 )
