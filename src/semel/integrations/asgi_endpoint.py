@@ -42,8 +42,6 @@ from semel.stores.deadline import run_within
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold, BulkEndpoint
     from semel.bulk.run_async import AsyncBulk, AsyncHandler
-    from semel.imports.endpoint import AddRoute, ImportEndpoint
-    from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")  # the framework's response
@@ -153,31 +151,6 @@ class EndpointCommands(Generic[R]):
         self._bulks.append(name)
         made.answer = self._serve(name, made.respond, made)
         return made
-
-    def _add_imports(
-        self,
-        add: AddRoute,
-        imports: Imports,
-        *,
-        path: str,
-        supplier: str | Callable[[Any], object],
-        may: Callable[[Any, str], Any],
-        jobs_path: str,
-        idle_seconds: float,
-    ) -> ImportEndpoint:
-        """Do what ``semel.imports`` does, with the framework's way to add a route."""
-        from semel.imports.endpoint import add_imports
-
-        return add_imports(
-            self,
-            add,
-            imports,
-            path=path,
-            supplier=supplier,
-            may=may,
-            jobs_path=jobs_path,
-            idle_seconds=idle_seconds,
-        )
 
     @asynccontextmanager
     async def _importing(self) -> AsyncIterator[None]:

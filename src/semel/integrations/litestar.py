@@ -195,6 +195,8 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
         Raises ConfigurationError, when the application is built.
         """
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
         if not isinstance(app, Litestar) or self not in app.plugins:
             raise ConfigurationError(f"semel.imports takes the application of this plugin; {self.way}")
 
@@ -213,7 +215,8 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 )(self._serve(respond.__name__, respond, endpoint))
             )
 
-        return self._add_imports(
+        return add_imports(
+            self,
             add,
             imports,
             path=path,

@@ -192,6 +192,8 @@ class Semel(EndpointCommands[Response]):
 
         Raises ConfigurationError, when the application is built.
         """
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
         _check_app(app)
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
@@ -199,7 +201,8 @@ class Semel(EndpointCommands[Response]):
             view = self._serve(respond.__name__, respond, endpoint)
             app.add_url_rule(rule, f"semel_import {path}", view, methods=[method])
 
-        return self._add_imports(
+        return add_imports(
+            self,
             add,
             imports,
             path=path,

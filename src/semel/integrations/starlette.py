@@ -115,7 +115,10 @@ class Semel(EndpointCommands[Response]):
 
         Raises ConfigurationError, when the application is built.
         """
-        return self._add_imports(
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
+        return add_imports(
+            self,
             self._adder(app, dependencies, responses),
             imports,
             path=path,
