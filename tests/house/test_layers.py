@@ -59,9 +59,9 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
     "telemetry": {"command_events": 3},
     "workers": {"rules": 2, "trouble": 3},
-    "client": {"plan": 2},
+    "client": dict.fromkeys(["answers", "limits", "plan"], 2),
     "conform": {"run": 4},
-    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "sealed", "upload"], 3)},
+    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "kept", "preview", "sealed", "upload"], 3)},
     "bulk": {"body": 1, **dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3)},
 }
 

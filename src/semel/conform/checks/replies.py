@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from semel.client.plan import status_link
+from semel.client.answers import status_link
 from semel.conform.run import Failed, Try
 from semel.conform.wire import Reply
 
