@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from semel.client.answers import Answered, retry_after_seconds, status_link
+from semel.client.limits import Breaker, Budget
 from semel.client.origins import Origin, Origins
 from semel.client.plan import (
     LIFETIME_OVER,
     OUTCOME_UNKNOWN,
     Action,
-    Answered,
     AskStatus,
-    Breaker,
-    Budget,
     Done,
     Event,
     Finish,
@@ -29,8 +28,6 @@ from semel.client.plan import (
     Send,
     Wait,
     Waited,
-    retry_after_seconds,
-    status_link,
 )
 from semel.errors import ConfigurationError
 from semel.http.problems import CALLER_UNKNOWN, KINDS, NOT_ALLOWED, PROXY_KINDS, UNCOVERED

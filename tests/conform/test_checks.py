@@ -11,8 +11,8 @@ import pytest
 
 from semel.conform import Case, Report, Selection, conform, load_catalogue
 from semel.conform.case import Limits
-from semel.conform.catalogue import LEVELS, PROFILES
-from semel.conform.checks import CHECKS, PLACES, missing
+from semel.conform.catalogue import LEVELS, PROFILES, missing
+from semel.conform.checks import CHECKS, PLACES
 from semel.conform.order import estimate_seconds
 from tests.conform.api import RIGHT_OTHERWISE, Api, Asked, Said, pause, serving
 from tests.conform.clock import JumpingLoop

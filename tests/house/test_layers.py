@@ -57,12 +57,11 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "sealing": {**dict.fromkeys(["redaction", "rows"], 1), **dict.fromkeys(["rebuild", "sealer"], 3)},
     "reconciliation": {"reported": 3, "resolutions": 1},
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
-    "outbox.sinks": {"redis_streams": 3},
     "telemetry": {"command_events": 3},
     "workers": {"rules": 2, "trouble": 3},
-    "client": {"plan": 2},
+    "client": dict.fromkeys(["answers", "limits", "plan"], 2),
     "conform": {"run": 4},
-    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "sealed", "upload"], 3)},
+    "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "kept", "preview", "sealed", "upload"], 3)},
     "bulk": {"body": 1, **dict.fromkeys(["declaration", "handling", "run_async", "run_sync", "spool"], 3)},
 }
 
@@ -91,7 +90,6 @@ DRIVER_LIBRARIES = {
     "semel.stores.postgres.psycopg.transaction_async": "psycopg",
     "semel.stores.redis.connections": "redis",
     "semel.stores.redis.errors": "redis",
-    "semel.outbox.sinks.redis_streams": "redis",
     "semel.sealing.sealer": "cryptography",
     "semel.stores.sql.sqlalchemy": "sqlalchemy",
     "semel.stores.sql.sqlalchemy_async": "sqlalchemy",
@@ -102,7 +100,7 @@ CLIENTS_ELSEWHERE = {
     "semel.bulk.spool",
     "semel.integrations.django.models",  # a model of no rows, which Django's permissions and admin are about
     "semel.outbox.postgres_listen",
-    "semel.outbox.sinks.redis_streams",
+    "semel.outbox.sinks.redis",
 }
 ACCELERATORS = {"hiredis", "orjson"}
 

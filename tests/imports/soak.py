@@ -65,7 +65,7 @@ async def send(folder: str, mib: int, answers: Any) -> dict[str, Any]:
         sent = time.perf_counter() - started
         found = await engine.perform("soak", lambda: imports.rows_kept.by_id(uuid_bytes(job.id) or b""))
         assert found is not None
-        async with imports._open_content(found) as file:
+        async with imports.files.open(found) as file:
             assert file.seek(0, os.SEEK_END) == mib * MIB
         assert job.sha256 == hashing.hexdigest()
         return {

@@ -188,7 +188,7 @@ async def _check_opens(imports: Imports, job: ImportJob) -> None:
     assert id is not None
     found = await imports.engine.perform("test", lambda: imports.rows_kept.by_id(id))
     assert found is not None
-    async with imports._open_content(found) as file:
+    async with imports.files.open(found) as file:
         file.seek(0)
         assert file.read() == LARGE
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from semel.cli.main import main
-from semel.client.plan import link_of
+from semel.client.answers import link_of
 from tests.proxy.running import Breaking, Running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proxy"

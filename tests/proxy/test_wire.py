@@ -21,7 +21,8 @@ import pytest
 
 from semel.cli.main import main
 from semel.client import Budget
-from semel.client.plan import Answered, Plan, Wait
+from semel.client.answers import Answered
+from semel.client.plan import Plan, Wait
 from tests.proxy.running import Running
 from tests.servers.ports import free_port
 from tests.servers.postgres import postgres

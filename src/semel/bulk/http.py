@@ -36,7 +36,7 @@ from semel.errors import (
     SupersededError,
 )
 from semel.http.caller import Caller
-from semel.http.exchange import read_counted_headers
+from semel.http.exchange import read_counted_headers, read_joined
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
 from semel.http.headers import Honoured, parse_wait, prefers_async
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
@@ -156,7 +156,7 @@ def parse_request(
     the application is.
     """
     problems = surface.problems
-    keys, read = _head(surface.key_name, headers, taken.headers)
+    keys, read = read_joined(surface.key_name, headers, _READ, taken.headers)
     if b"1" in read.get(b"early-data", b""):
         return problems.too_early()
     assert surface.caller is not None
@@ -211,19 +211,6 @@ def check_size(size: int, body_bytes_max: int) -> None:
     """Raise RequestTooLarge where a body is larger than is taken."""
     if size > body_bytes_max:
         raise RequestTooLarge(f"The list: {TOO_LONG.format(body_bytes_max)}.")
-
-
-def _head(
-    key_name: bytes, headers: Iterable[tuple[bytes, bytes]], counted: Sequence[bytes]
-) -> tuple[list[bytes], dict[bytes, bytes]]:
-    keys: list[bytes] = []
-    read: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name == key_name:
-            keys.append(value)
-        elif name in _READ or name in counted:
-            read[name] = value if name not in read else read[name] + b", " + value
-    return keys, read
 
 
 def _length(read: Mapping[bytes, bytes]) -> int:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final, Literal
 
 from semel.bulk.declaration import BulkPolicy
-from semel.check.discovery import discover
+from semel.check.discovery import discover, is_asgi, is_wsgi
 from semel.cli.exits import UsageFailed
 from semel.cli.loading import error_text, set_up_django
 from semel.errors import SemelError
@@ -73,6 +73,17 @@ def load(spec: str) -> Any:
             raise UsageFailed(f"APPLICATION {spec}: {module_name} has no {name!r}{hint}") from None
     found = _call(found, spec) if called else found
     return _application_of(found) if isinstance(found, ModuleType) else found
+
+
+def load_server(spec: str) -> Any:
+    """The ASGI or WSGI application that ``spec`` names. Raises UsageFailed as :func:`load`, and where it is none."""
+    app = load(spec)
+    if callable(app) and (is_asgi(app) or is_wsgi(app)):
+        return app
+    raise UsageFailed(
+        f"APPLICATION {spec} is of the type {type(app).__name__}, no ASGI or WSGI application; for a factory write "
+        f"'{spec.removesuffix('()')}()'"
+    )
 
 
 def _application_of(module: ModuleType) -> Any:

@@ -11,8 +11,6 @@ from typing import Any, Final, NoReturn
 
 from semel.cli.exits import UsageFailed
 
-GLOBALS: Final = ("--url", "--json")
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises instead of exiting, and shows its examples as they were written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 import tempfile
@@ -10,7 +11,36 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from semel.cli.arguments import Parser
 from semel.cli.exits import CommandFailed, UsageFailed
+from semel.cli.terminal import Output
+
+
+def add_output(parser: Parser) -> None:
+    """Declare where a command writes the text that it is for."""
+    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
+    parser.add_argument("--force", action="store_true", help="replace the file")
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """Raise UsageFailed where a file should be replaced that no option names."""
+    if options.force and options.output is None:
+        raise UsageFailed("--force replaces the file of --output; give --output FILE")
+
+
+def write_output(options: argparse.Namespace, out: Output, about: dict[str, str], text: str) -> None:
+    """Write a text to the file of ``--output``, else to stdout; with ``--json`` as a member beside ``about``."""
+    if options.output is not None:
+        with WholeFile(options.output, "--output", replace=options.force) as file:
+            file.write(text)
+            file.keep()
+        out.document({**about, "file": options.output})
+        out.say(f"written: {options.output}")
+    elif out.machine:
+        out.document({**about, "text": text})
+    else:
+        out.raw(text)
+        out.flush()
 
 
 class WholeFile:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from semel.client.answers import Answered
 from semel.client.deadline import deadline
 from semel.client.journal import Journal, JournalError, PayloadMismatch
-from semel.client.plan import Answered, Breaker, Budget, Done, InDoubt, NotYet, Outcome, Refused
+from semel.client.limits import Breaker, Budget
+from semel.client.plan import Done, InDoubt, NotYet, Outcome, Refused
 from semel.extras import install_command
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from semel.client.answers import Answered
 from semel.client.intents import (
     ClientCore,
     Conversation,
@@ -23,7 +24,8 @@ from semel.client.intents import (
     to_answered,
 )
 from semel.client.journal import Journal, JournalEntry, SendingClaim
-from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
+from semel.client.limits import Breaker, Budget
+from semel.client.plan import NoAnswer, Outcome
 
 T = TypeVar("T")
 

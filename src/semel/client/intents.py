@@ -22,16 +22,15 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from semel.addresses import split_http_url
+from semel.client.answers import Answered, origin_of
 from semel.client.deadline import left_seconds
 from semel.client.journal import Busy, Ending, IntentState, Journal, JournalEntry, SendingClaim
+from semel.client.limits import Breaker, Budget
 from semel.client.origins import Origin, Origins
 from semel.client.plan import (
     LIFETIME_OVER,
     LIFETIME_SECONDS,
-    Answered,
     AskStatus,
-    Breaker,
-    Budget,
     Done,
     Event,
     Finish,
@@ -44,7 +43,6 @@ from semel.client.plan import (
     Send,
     Wait,
     Waited,
-    origin_of,
 )
 from semel.core.identity import derive_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Literal
 
-from semel.client.plan import Breaker, Budget, Circuit, NotNow, Tokens, origin_of
+from semel.client.answers import origin_of
+from semel.client.limits import Breaker, Budget, Circuit, NotNow, Tokens
 
 
 class Origin:

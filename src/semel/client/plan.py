@@ -11,16 +11,13 @@ not Semel's is in docs/client.md.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from functools import cached_property
-from typing import Any, Final, Literal, Protocol, TypeAlias
-from urllib.parse import urljoin, urlsplit
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urljoin
 
-from semel.errors import ConfigurationError
+from semel.client.answers import RUNNING, Answered, document_of, origin_of
+from semel.client.limits import Budget, Gate
 
 LIFETIME_SECONDS: Final = 86_400.0
 """How long a key is believed to be remembered where the server does not say."""
@@ -45,274 +42,11 @@ _NOTHING_RAN: Final = frozenset({425, 429})
 # What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
-_RUNNING: Final = frozenset({"CLAIMED", "PROCESSING"})
-_SECONDS_DIGITS_MAX: Final = 12
-_PERIOD_LENGTH_MAX: Final = 60
 _LINK_LENGTH_MAX: Final = 2000
 _STILL_RUNS: Final = "the server has accepted the command, which still runs"
-_PERIOD: Final = re.compile(
-    r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
-    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?",
-    re.ASCII,
-)
-_PERIOD_SECONDS: Final = (365 * 86_400, 28 * 86_400, 7 * 86_400, 86_400, 3600, 60, 1)
-# RFC 8288, 3: <target> and its parameters. Quoted text is skipped whole.
-_PARAMETER: Final = re.compile(r';\s*+([\w*-]++)\s*+(?:=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;,"]*+)))?+\s*+')
-_LINK: Final = re.compile(r'<([^>]*+)>\s*+((?:;\s*+[\w*-]++\s*+(?:=\s*+(?:"(?:[^"\\]|\\.)*+"|[^\s;,"]*+))?+\s*+)*+)')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The limits of one ``send()``, and of the retries to one origin.
-
-    Parameters:
-        attempts: how often the request is sent, at most, 1 to 100.
-        seconds: the total deadline over all attempts, pauses and questions about the status.
-        attempt_seconds: the longest that one attempt may take; by default a fair part of what is left, so that one
-            connection that hangs does not cost the whole budget.
-        pause_seconds: the longest first pause between attempts; it doubles with each attempt, and the real pause is
-            random between zero and it (full jitter).
-        pause_seconds_max: where the doubling ends.
-        retries_at_once: how many retries an origin may get at once: the size of its token bucket. First attempts cost
-            nothing.
-        retries_per_second: how fast the bucket fills again.
-
-    Raises ConfigurationError for a number out of its range.
-
-    >>> Budget(attempts=3, seconds=20).attempts
-    3
-    """
-
-    attempts: int = 3
-    seconds: float = 20.0
-    attempt_seconds: float | None = None
-    pause_seconds: float = 0.2
-    pause_seconds_max: float = 10.0
-    retries_at_once: float = 10.0
-    retries_per_second: float = 0.5
-
-    def __post_init__(self) -> None:
-        if type(self.attempts) is not int or not 1 <= self.attempts <= 100:
-            raise ConfigurationError(f"attempts must be a whole number from 1 to 100; it is {self.attempts!r}")
-        _check_number("seconds", self.seconds, 0.001, 86_400)
-        if self.attempt_seconds is not None:
-            _check_number("attempt_seconds", self.attempt_seconds, 0.001, 86_400)
-        _check_number("pause_seconds", self.pause_seconds, 0, 3600)
-        _check_number("pause_seconds_max", self.pause_seconds_max, self.pause_seconds, 86_400)
-        _check_number("retries_at_once", self.retries_at_once, 0, 1_000_000)
-        _check_number("retries_per_second", self.retries_per_second, 0, 1_000_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breaker:
-    """When to stop calling an origin: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
-
-    Then one request probes it: a success closes the breaker, a failure opens it again.
-
-    Raises ConfigurationError for a number out of its range.
-
-    >>> Breaker(failures=5, seconds=10).failures
-    5
-    """
-
-    failures: int = 5
-    seconds: float = 10.0
-
-    def __post_init__(self) -> None:
-        if type(self.failures) is not int or not 1 <= self.failures <= 1_000_000:
-            raise ConfigurationError(f"failures must be a whole number from 1 to 1000000; it is {self.failures!r}")
-        _check_number("seconds", self.seconds, 0.001, 86_400)
-
-
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
-        raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}; it is {value!r}")
-
-
-# --- what an origin has had: retries and failures ---
-
-
-@dataclass(frozen=True, slots=True)
-class NotNow:
-    """An attempt is held back for ``seconds``, because of ``code``: ``RETRY_BUDGET`` or ``BREAKER_OPEN``."""
-
-    code: str
-    seconds: float
-
-
-class Tokens:
-    """A bucket of retries: ``size`` at once, ``per_second`` more."""
-
-    def __init__(self, size: float, per_second: float) -> None:
-        self._size = size
-        self._per_second = per_second
-        self._left = size
-        self._at: float | None = None
-
-    def take(self, now: float) -> float:
-        """Take one. 0.0 where there was one; otherwise the seconds until there is."""
-        if self._at is not None:
-            self._left = min(self._size, self._left + max(now - self._at, 0.0) * self._per_second)
-        self._at = now
-        if self._left >= 1.0:
-            self._left -= 1.0
-            return 0.0
-        return (1.0 - self._left) / self._per_second if self._per_second and self._size >= 1 else float("inf")
-
-
-class Circuit:
-    """The breaker's state for one origin: closed, open, or half open with one probe on its way."""
-
-    def __init__(self, breaker: Breaker) -> None:
-        self._breaker = breaker
-        self._failures = 0
-        self._closed_until: float | None = None  # None: closed; otherwise no request before this time
-
-    def state(self, now: float) -> Literal["closed", "open", "half-open"]:
-        """The breaker's state now."""
-        if self._closed_until is None:
-            return "closed"
-        return "open" if now < self._closed_until else "half-open"
-
-    def admit(self, now: float) -> float:
-        """0.0 where a request may go; otherwise the seconds to wait. Half open, one goes, and the others wait."""
-        if self._closed_until is None:
-            return 0.0
-        if now < self._closed_until:
-            return self._closed_until - now
-        # A probe whose outcome never arrives here (a killed thread) blocks the others for one period, not for ever.
-        self._closed_until = now + self._breaker.seconds
-        return 0.0
-
-    def note(self, now: float, *, failed: bool) -> None:
-        """Count an answer or a failure."""
-        if not failed:
-            self._failures, self._closed_until = 0, None
-            return
-        self._failures += 1
-        if self._closed_until is not None or self._failures >= self._breaker.failures:
-            self._closed_until = now + self._breaker.seconds
-
-
-class Gate(Protocol):
-    """The state shared by all plans for one origin."""
-
-    def admit(self, now: float, *, retry: bool) -> NotNow | None:
-        """None where an attempt may be made now."""
-        ...
-
-    def note(self, now: float, *, failed: bool) -> None:
-        """An attempt was answered, or failed."""
-        ...
 
 
 # --- events ---
-
-
-@dataclass(frozen=True, slots=False)
-class Answered:
-    """An HTTP answer that arrived whole.
-
-    Parameters: ``status``; ``headers`` with lower-case names; ``body``; ``at``, the Unix time of its arrival in
-    seconds, to which dates in ``Retry-After`` are compared.
-    """
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    body: bytes = field(default=b"", repr=False)
-    at: float = field(default=0.0, repr=False)
-
-    def json(self) -> Any:
-        """The body as JSON. Raises ValueError where it is none."""
-        return json.loads(self.body)
-
-    @cached_property
-    def problem(self) -> Mapping[str, Any]:
-        """The members of a problem document (RFC 9457) or another JSON object of a refusal; empty where there is none.
-
-        >>> Answered(409, {"content-type": "application/problem+json"}, b'{"code": "X"}').problem["code"]
-        'X'
-        """
-        if self.status < 400 or "json" not in self.headers.get("content-type", "").lower():
-            return {}
-        try:
-            found = self.json()
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def code(self) -> str:
-        """The problem's ``code``, or ``HTTP_<status>``."""
-        code = self.problem.get("code") or self.headers.get("semel-code")
-        return code if isinstance(code, str) else f"HTTP_{self.status}"
-
-    @property
-    def replayed(self) -> bool:
-        """Whether the server marks this as the stored answer of an earlier attempt."""
-        return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
-
-    @property
-    def is_stored_failure(self) -> bool:
-        """Whether a 5xx was stored that says nothing about the effect.
-
-        >>> Answered(500, {"idempotent-replayed": "true"}).is_stored_failure
-        True
-        """
-        return self.replayed and self.status >= 500 and self.lifetime_seconds is None
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether the server says by a 202 that the command runs, which is not its answer.
-
-        >>> Answered(202, {}, b'{"operationId": "1", "state": "PROCESSING"}').is_accepted
-        True
-        """
-        if self.status != 202 or self.replayed:
-            return False
-        if "respond-async" in self.headers.get("preference-applied", "").lower():
-            return True
-        document = _document(self) if "json" in self.headers.get("content-type", "json").lower() else {}
-        return document.get("state") in _RUNNING and isinstance(document.get("operationId"), str)
-
-    @property
-    def lifetime_seconds(self) -> float | None:
-        """The server's ``Idempotency-Key-Lifetime`` in seconds; None if it is absent.
-
-        >>> Answered(201, {"idempotency-key-lifetime": "PT24H"}).lifetime_seconds
-        86400.0
-        """
-        return period_seconds(self.headers.get("idempotency-key-lifetime", ""))
-
-    @property
-    def operation(self) -> str | None:
-        """The link to the status of the operation, as the server wrote it."""
-        found = self.problem.get("operation")
-        return found if isinstance(found, str) else status_link(self.headers.get("link", ""))
-
-    @property
-    def documentation(self) -> str | None:
-        """The URL of a refusal's explanation: its ``describedby`` link, or its ``type`` if that is a URL.
-
-        >>> Answered(409, {"link": '</problems#x>; rel="describedby"'}).documentation
-        '/problems#x'
-        """
-        if self.status < 400:
-            return None
-        found = link_of(self.headers.get("link", ""), "describedby")
-        kind = self.problem.get("type")
-        is_url = isinstance(kind, str) and kind.startswith(("https://", "http://"))
-        return str(kind) if found is None and is_url else found
-
-    @property
-    def retry_after(self) -> float | None:
-        """``Retry-After`` in seconds from the answer's arrival, or the problem's ``retryAfter``."""
-        found = retry_after_seconds(self.headers.get("retry-after", ""), self.headers.get("date", ""), self.at)
-        if found is None:
-            member: Any = self.problem.get("retryAfter")
-            is_number = isinstance(member, int | float) and not isinstance(member, bool) and 0 <= member < 1e9
-            found = float(member) if is_number else None
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -674,14 +408,14 @@ class Plan:
             return self._pause_and_ask(now, None)
         if event.status in _RETRIED:
             return self._pause_and_ask(now, event.retry_after)
-        document = _document(event)
+        document = document_of(event)
         state = document.get("state")
         if event.status != 200 or not isinstance(state, str):
             return self._in_doubt(f"the status resource answered {event.status}")
         if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
             self._is_settled = True
             return self._again(now, state, None)
-        if state in _RUNNING and document.get("running") is False:
+        if state in RUNNING and document.get("running") is False:
             return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
         if state == "UNKNOWN":
             self._is_accepted, self._doubt = False, OUTCOME_UNKNOWN
@@ -704,110 +438,6 @@ class Plan:
         except ValueError:
             return None
         return found if same else None
-
-
-# --- headers ---
-
-
-def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port of a URL. Raises ValueError for one that has none.
-
-    >>> origin_of("https://shop.example/x") == origin_of("https://SHOP.example:443/y")
-    True
-    """
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme.lower(), (parts.hostname or "").lower(), port
-
-
-def retry_after_seconds(text: str, date: str, at: float) -> float | None:
-    """``Retry-After`` in seconds: a number, or a date, which is compared with the server's own ``Date`` if it sent one.
-
-    Parameters: both fields' values, and ``at``, the Unix time of the answer, for servers without ``Date``.
-    None where the field says nothing that can be understood.
-
-    >>> retry_after_seconds("120", "", 0.0)
-    120.0
-    >>> retry_after_seconds("Sun, 06 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:07 GMT", 0.0)
-    30.0
-    """
-    text = text.strip()
-    if _is_count(text):
-        return float(text)
-    until, since = _time_of(text), _time_of(date.strip())
-    if until is None:
-        return None
-    return max(until - (at if since is None else since), 0.0)
-
-
-def status_link(text: str) -> str | None:
-    """The target of the first link with ``rel="status"`` in a ``Link`` field.
-
-    >>> status_link('</a>; rel="next", </operations/1>; title="x, y"; rel=status')
-    '/operations/1'
-    """
-    return link_of(text, "status")
-
-
-def link_of(text: str, relation: str) -> str | None:
-    """The target of the first link of a relation in a ``Link`` field."""
-    return next((link[1] for link in _LINK.finditer(text) if _is_of(link[2], relation)), None)
-
-
-def links_without(text: str, relation: str, is_dropped: Callable[[str], bool]) -> str:
-    """A ``Link`` field without the links of a relation whose target ``is_dropped``; as it is where none is.
-
-    >>> links_without('</a>; rel="next", </b>; rel=status', "status", lambda target: target == "/b")
-    '</a>; rel="next"'
-    """
-    links = list(_LINK.finditer(text))
-    kept = [link for link in links if not (_is_of(link[2], relation) and is_dropped(link[1]))]
-    return text if len(kept) == len(links) else ", ".join(link[0].strip() for link in kept)
-
-
-def _is_of(parameters: str, relation: str) -> bool:
-    return any(
-        name.lower() == "rel" and relation in (quoted or token).lower().split()
-        for name, quoted, token in _PARAMETER.findall(parameters)
-    )
-
-
-def period_seconds(text: str) -> float | None:
-    """A span of time in seconds: a whole number of them, or a period of ISO 8601. None where it is neither.
-
-    Parameters of a structured field are left out. A year and a month count as their shortest: 365 and 28 days.
-
-    >>> period_seconds("86400"), period_seconds("P1DT12H"), period_seconds("P2W;v=1"), period_seconds("soon")
-    (86400.0, 129600.0, 1209600.0, None)
-    """
-    text = text.partition(";")[0].strip().strip('"')
-    if _is_count(text):
-        return float(text)
-    found = _PERIOD.fullmatch(text) if len(text) <= _PERIOD_LENGTH_MAX else None
-    if found is None or not any(found.groups()):
-        return None
-    return sum(float(number) * seconds for number, seconds in zip(found.groups("0"), _PERIOD_SECONDS, strict=True))
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _SECONDS_DIGITS_MAX
-
-
-def _time_of(text: str) -> float | None:
-    if not text:
-        return None
-    try:
-        return parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError, IndexError, TypeError):
-        return None
-
-
-def _document(answer: Answered) -> Mapping[str, Any]:
-    try:
-        found = answer.json()
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _detail(problem: Mapping[str, Any]) -> str:

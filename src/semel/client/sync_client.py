@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import httpx
 
+from semel.client.answers import Answered
 from semel.client.deadline import DeadlineOver, within
 from semel.client.intents import (
     ClientCore,
@@ -22,7 +23,8 @@ from semel.client.intents import (
     to_answered,
 )
 from semel.client.journal import Journal, JournalEntry, SendingClaim
-from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
+from semel.client.limits import Breaker, Budget
+from semel.client.plan import NoAnswer, Outcome
 
 
 class Intent(KeptIntent["Client"]):

@@ -16,23 +16,12 @@ from typing import Any, Final, TypeAlias
 import anyio
 import httpx
 
+from semel.client.answers import Answered
 from semel.client.deadline import DeadlineOver, left_seconds, within
 from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, no_answer, quote_key, to_answered
+from semel.client.limits import Breaker, Budget
 from semel.client.origins import Origins
-from semel.client.plan import (
-    Answered,
-    AskStatus,
-    Breaker,
-    Budget,
-    Event,
-    Finish,
-    NoAnswer,
-    NotYet,
-    Plan,
-    Send,
-    Wait,
-    Waited,
-)
+from semel.client.plan import AskStatus, Event, Finish, NoAnswer, NotYet, Plan, Send, Wait, Waited
 from semel.errors import ConfigurationError
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.conform.case import Case, Request
-from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue
+from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue, missing
 from semel.conform.effects import Counter, CountError, run_hook
 from semel.conform.order import (
     AT_ONCE,
@@ -317,7 +317,7 @@ class _Run:
     """
 
     def __init__(self, checks: Sequence[Check], make_try: Callable[[Place], Try], at_once: int, tell: Tell) -> None:
-        from semel.conform.checks import PLACES, missing
+        from semel.conform.checks import PLACES
 
         self.results: dict[str, Result] = {}
         self.gone = ""  # during which check the API has ended
@@ -326,11 +326,10 @@ class _Run:
         self._at_once = at_once
         self._tell = tell
         self._places = PLACES
-        self._missing = missing
 
     def estimate(self, case: Case, request_seconds: float) -> float:
         """About how many seconds it takes."""
-        tried = [each for each in self._checks if not self._missing(each, case)]
+        tried = [each for each in self._checks if not missing(each, case)]
         return estimate_seconds(tried, self._places, case, self._at_once, request_seconds)
 
     async def perform_all(self, count: Callable[[], Awaitable[int]]) -> None:
@@ -392,7 +391,7 @@ class _Run:
 
 
 async def _perform(check: Check, attempt: Try) -> Result:
-    from semel.conform.checks import CHECKS, missing
+    from semel.conform.checks import CHECKS
 
     begun = now()
     lacks = missing(check, attempt.case)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -174,7 +174,7 @@ def _rare_head(
     """Read a head with rare fields, several lines of one field, no key, or another spelling of a key."""
     keys = [read[surface.key_name]] if surface.key_name in read else []
     if len(read) != len(headers):
-        keys, read = _read_joined(surface.key_name, headers, route.counted)
+        keys, read = read_joined(surface.key_name, headers, _READ, route.counted)
     if b"1" in read.get(b"early-data", b""):
         return surface.problems.too_early()
     if not keys and not route.required:
@@ -262,16 +262,16 @@ def read_counted_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) ->
     return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
 
 
-def _read_joined(
-    key_name: bytes, headers: Sequence[tuple[bytes, bytes]], counted: Sequence[bytes]
+def read_joined(
+    key_name: bytes, headers: Iterable[tuple[bytes, bytes]], known: Collection[bytes], counted: Collection[bytes]
 ) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The lines of the key, and the fields that matter by name, several lines of one joined."""
+    """The lines of the key, and the fields that are known or counted by name, several lines of one joined."""
     keys: list[bytes] = []
     read: dict[bytes, bytes] = {}
     for name, value in headers:
         if name == key_name:
             keys.append(value)
-        elif name in _READ or name in counted:
+        elif name in known or name in counted:
             read[name] = value if name not in read else read[name] + b", " + value
     return keys, read
 

@@ -3,6 +3,7 @@
 from semel.errors import ImportRefused, ItemFailed
 from semel.imports.booking import Row, RowOutcome
 from semel.imports.content import Content, ContentMissing, DatabaseContent, FolderContent
+from semel.imports.preview import Preview
 from semel.imports.readers import Csv, JsonArray, JsonLines
 from semel.imports.rules import (
     ClientKey,
@@ -15,7 +16,7 @@ from semel.imports.rules import (
     RowInvalid,
     VersionKey,
 )
-from semel.imports.run import Imports, Preview
+from semel.imports.run import Imports
 from semel.imports.store import Purged
 from semel.imports.worker import ImportWorker
 

@@ -23,8 +23,9 @@ from semel.http.fingerprint.multipart import parse_media_type
 from semel.http.openapi import describe_responses
 from semel.http.problems import CALLER_UNKNOWN, INVALID_BODY, RECORD_UNREADABLE, STORE_UNAVAILABLE, Kind, Problems
 from semel.imports.booking import RowOutcome
+from semel.imports.preview import Preview
 from semel.imports.rules import ImportJob
-from semel.imports.run import Imports, Preview
+from semel.imports.run import Imports
 from semel.imports.upload import TOO_LARGE
 
 MARK: Final = b"semel-import"

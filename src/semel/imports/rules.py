@@ -342,6 +342,8 @@ class Job(NamedTuple):
 
 
 OVERDUE_US: Final = 15_000_000  # a worker looks every 5 seconds
+ROWS_REFUSED: Final = "ROWS_REFUSED"
+WRONG_ROW: Final = "a row is wrong, and all of them are booked or none"
 TAKE_OVER: Final = (
     "start a process that runs these imports: the application, or an ImportWorker. Over WSGI (Flask, Django) a process "
     "runs them from its first request to the imports' own paths on, such as GET /imports/ID, or from open() on; semel "

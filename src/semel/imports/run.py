@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import IO, Any, Final, Literal, TypeVar, Unpack
 
 from semel.bulk.declaration import CallingOptions, operation_bytes
-from semel.bulk.flow import KnownItems
-from semel.bulk.rules import ItemOutcome, ItemState, Tally
-from semel.bulk.run_async import AsyncBulk, fill_async
-from semel.bulk.spool import ItemSpool
-from semel.core.flow import Flow, ask
+from semel.bulk.rules import ItemState, Tally
+from semel.bulk.run_async import AsyncBulk
+from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_bytes
 from semel.core.model import Scope
-from semel.core.requests import Begin, Rollback, Within
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import (
     BulkRefused,
@@ -43,9 +37,10 @@ from semel.imports.booking import (
     check_handler,
     items_of,
     row_outcome,
-    try_row,
 )
-from semel.imports.content import BLOCK_BYTES, Content, ContentMissing, DatabaseContent, FolderContent, Forgets
+from semel.imports.content import Content, ContentMissing, DatabaseContent, Forgets
+from semel.imports.kept import KeptFiles, was_sealed
+from semel.imports.preview import PAGE, Preview, try_file
 from semel.imports.readers import (
     Csv,
     Format,
@@ -60,7 +55,9 @@ from semel.imports.readers import (
 from semel.imports.rules import (
     OPEN_STATES,
     OVERDUE_US,
+    ROWS_REFUSED,
     TAKE_OVER,
+    WRONG_ROW,
     ContentKey,
     Counts,
     Facts,
@@ -73,7 +70,7 @@ from semel.imports.rules import (
     checks_of,
     waiting_text,
 )
-from semel.imports.sealed import CONTENT_UNREADABLE, ContentUnreadable, Opening, SealedFile, address_of, digest_of
+from semel.imports.sealed import CONTENT_UNREADABLE, ContentUnreadable, digest_of
 from semel.imports.store import ROWS_CHECKED, ImportRows, KnownRows, NewJob, Purged
 from semel.imports.upload import Source, Upload
 from semel.stores.shield import whole
@@ -87,42 +84,9 @@ SECOND_US: Final = 1_000_000
 CONTENT_MISSING: Final = "CONTENT_MISSING"
 CONTENT_GONE: Final = frozenset({CONTENT_MISSING, CONTENT_UNREADABLE})  # sending the file again mends it
 ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's nor the file's fault
-ROWS_REFUSED: Final = "ROWS_REFUSED"
-PAGE: Final = 500
 CHUNK: Final = 1000
 _BULK_OPTIONS: Final = frozenset(CallingOptions.__annotations__)
-_SEALED_REF: Final = " sealed"  # behind the kind of content in a job: its bytes are sealed
 _SCOPED: Final = "operation must be a text of 1 to 255 characters"
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The description of a run that has not been done.
-
-    Parameters: ``key`` the file has; ``job`` that has this key already (then a submission does nothing but answer
-    with it); ``state`` the job would end in; ``counts``; ``rows`` the first verdicts that are not BOOKED.
-    """
-
-    key: str
-    job: ImportJob | None
-    state: ImportState
-    counts: Counts
-    rows: tuple[RowOutcome, ...]
-    error_code: str | None = None
-    reason: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "preview": True,
-            "key": self.key,
-            "job": None if self.job is None else self.job.document(),
-            "state": self.state.name,
-            "counts": self.counts._asdict(),
-            "errorCode": self.error_code,
-            "reason": self.reason,
-            "rows": [row.document() for row in self.rows],
-        }
 
 
 class Imports:
@@ -240,6 +204,7 @@ class Imports:
             answers=answers,
             **options,
         )
+        self.files = KeptFiles(engine, self.content, operation, seals=self.seals, spool_folder=self.spool_folder)
         self.lease_us = int(self.bulk.policy.lease_seconds * SECOND_US)
         self.waker: Callable[[], object] | None = None  # of the worker that runs beside the application
         self._handler: RowHandler | None = None
@@ -323,10 +288,10 @@ class Imports:
             if found.error_code in CONTENT_GONE and is_same and found.content_ref is not None:
                 is_doubted = found.error_code == CONTENT_UNREADABLE
                 # An operator's retry finds them then.
-                await self._write(upload, is_sealed=_is_sealed(found), is_doubted=is_doubted)
+                await self.files.write(upload, is_sealed=was_sealed(found), is_doubted=is_doubted)
             await self._perform(lambda: rows.note_submission(found, name))
             return await self._show(found.id)
-        await self._write(upload, is_sealed=self.seals)
+        await self.files.write(upload, is_sealed=self.seals)
         new = NewJob(
             uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)),
             tenant,
@@ -337,7 +302,7 @@ class Imports:
             upload.size,
             media_type.partition(";")[0].strip().lower()[:255],
             packed_recipe(form),
-            getattr(self.content, "kind", "other") + (_SEALED_REF if self.seals else ""),
+            self.files.reference,
             self.keep_content_us,
             self.keep_us,
         )
@@ -348,28 +313,6 @@ class Imports:
         elif self.waker is not None:
             self.waker()
         return await self._show(job.id, is_new=is_new)
-
-    async def _write(self, upload: Upload, *, is_sealed: bool, is_doubted: bool = False) -> None:
-        """Keep the bytes of an upload, sealed where that is declared (or was, for a job that has them already).
-
-        Parameters: ``is_doubted`` what is kept of them does not open, and makes room.
-        """
-        address = address_of(upload.digest, is_sealed=is_sealed)
-        sealer = self.engine.core.sealer
-        if is_sealed and sealer is None:  # before anything is dropped: another process may have the key
-            raise ConfigurationError(f"the files of {self.operation!r} are sealed: give the engine its sealer")
-        if is_doubted:
-            await self._doubt(address)
-        if not is_sealed or sealer is None:
-            await self.content.write(address, upload.file)
-            return
-        with SealedFile(upload.file, sealer, bytes.fromhex(upload.digest), upload.size) as file:
-            await self.content.write(address, file)  # type: ignore[arg-type] # it reads as IO[bytes] does
-
-    async def _doubt(self, address: str) -> None:
-        """Have kept bytes written again by the next upload."""
-        if isinstance(self.content, DatabaseContent):  # a folder's are always written again
-            await self.content.doubt(address)
 
     def _key(self, upload: Upload, supplier: str, version: str | None, client_key: str | None) -> str:
         key = self.key.key(Facts(supplier, upload.digest, datetime.now(UTC), version, client_key))
@@ -529,7 +472,7 @@ class Imports:
         try:
             # As it was declared when the rows began; a job that was not begun is read as is declared now.
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
-            async with self._open_content(job) as file:
+            async with self.files.open(job) as file:
                 await self._book(job, form, file)
         except UnreadableFile as error:
             await self._end(job, ImportState.FAILED, begun, error.code, error.reason)
@@ -539,8 +482,7 @@ class Imports:
             if error.code == "NO_ITEMS":
                 await self._end(job, ImportState.DONE, Tally(0))
             else:
-                code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
-                await self._end(job, ImportState.FAILED, begun, code, str(error).replace("items", "rows"))
+                await self._end(job, ImportState.FAILED, begun, *_in_rows(error))
 
     async def _book(self, job: Job, form: Format, file: IO[bytes]) -> None:
         lines = Lines()
@@ -582,57 +524,8 @@ class Imports:
             bulk_id = operation_bytes(done.operation_id)
             await self._perform(lambda: self.rows_kept.begin_rows(job, bulk_id, packed_recipe(form)))
         state = ImportState.UNKNOWN if done.tally.unknown else ImportState.FAILED if refuses else ImportState.DONE
-        reason = "a row is wrong, and all of them are booked or none" if refuses else None
+        reason = WRONG_ROW if refuses else None
         await self._end(job, state, done.tally, ROWS_REFUSED if refuses else None, reason)
-
-    @asynccontextmanager
-    async def _open_content(self, job: Job) -> AsyncIterator[IO[bytes]]:
-        """Open a job's bytes as a file, after verifying their digest. Raises ContentMissing and ContentUnreadable."""
-        digest = job.sha256.hex()
-        if job.content_ref is None:
-            raise ContentMissing("the file's bytes are no longer kept")
-        is_sealed = _is_sealed(job)
-        with self._open(digest, is_sealed=is_sealed) as file:
-            hashing = hashlib.sha256()
-            if is_sealed:
-                await self._open_sealed(job, file, hashing)
-            elif isinstance(self.content, FolderContent):
-                await asyncio.to_thread(_hash_file, file, hashing)
-            else:
-                async for piece in self.content.read(digest):
-                    hashing.update(piece)
-                    await asyncio.to_thread(file.write, piece)
-            if hashing.hexdigest() != digest:
-                await self._doubt(address_of(digest, is_sealed=is_sealed))
-                raise ContentMissing("the kept bytes are not those that were sent")
-            yield file
-
-    async def _open_sealed(self, job: Job, file: IO[bytes], hashing: Any) -> None:
-        """Decrypt a job's frames into a file, one frame at a time."""
-        address = address_of(job.sha256.hex(), is_sealed=True)
-        opening = Opening(self.engine.core.sealer, job.sha256, job.size)
-
-        def write(piece: bytes) -> None:
-            for block in opening.feed(piece):
-                hashing.update(block)
-                file.write(block)
-
-        # What does not open is left as it is: it does where the right key comes back. An upload writes it again.
-        async for piece in self.content.read(address):
-            await asyncio.to_thread(write, piece)
-        opening.end()
-
-    @contextmanager
-    def _open(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
-        if isinstance(self.content, FolderContent) and not is_sealed:
-            try:
-                file: IO[bytes] = self.content.path(digest).open("rb")
-            except FileNotFoundError:
-                raise ContentMissing("the folder does not hold the file's bytes") from None
-        else:
-            file = tempfile.TemporaryFile(dir=self.spool_folder)  # noqa: SIM115 - closed below
-        with closing(file):
-            yield file
 
     # --- preview ----------------------------------------------------------------------------------
 
@@ -689,71 +582,13 @@ class Imports:
             job = await self._perform(lambda: self.rows_kept.show(found))
             return Preview(key, job, job.state, job.counts, (), job.error_code, job.reason)
         try:
-            return await self._try_file(key, form, upload.file, Scope(tenant, supplier, self.operation), rows_max)
+            return await try_file(self, key, form, upload.file, Scope(tenant, supplier, self.operation), rows_max)
         except UnreadableFile as error:
             return Preview(key, None, ImportState.FAILED, Counts(0), (), error.code, error.reason)
         except BulkRefused as error:
             if error.code == "NO_ITEMS":
                 return Preview(key, None, ImportState.DONE, Counts(0), ())
-            code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
-            return Preview(key, None, ImportState.FAILED, Counts(0), (), code, str(error).replace("items", "rows"))
-
-    async def _try_file(self, key: str, form: Format, file: IO[bytes], scope: Scope, rows_max: int) -> Preview:
-        atomic = self.bulk.policy.effects == "atomic"
-        lines = Lines()
-        booking = Booking(self.checks, self.handler if atomic else None, lines, scope, preview=True)
-        refuses = self.all_or_nothing and await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
-        if refuses:
-            booking = Booking(self.checks, None, lines, scope, refuses=True, preview=True)
-        known = _make_known_rows(self, scope) if self.skips_known and not refuses else None
-        trial = _Trial(rows_max)
-        with closing(ItemSpool(self.bulk.policy.list_terms)) as spool:
-            await fill_async(spool, items_of(form, file, lines))
-            spool.fingerprint()
-            if spool.refusal is not None:
-                raise spool.refusal
-            if atomic and not refuses:
-                await self._try_within(spool, booking, known, trial)
-            else:
-                await self._try_rows(spool, booking, None, None, trial)
-        state = ImportState.FAILED if refuses else ImportState.DONE
-        reason = "a row is wrong, and all of them are booked or none" if refuses else None
-        return Preview(key, None, state, trial.counts(), tuple(trial.rows), ROWS_REFUSED if refuses else None, reason)
-
-    async def _try_within(self, spool: ItemSpool, booking: Booking, known: KnownItems | None, trial: _Trial) -> None:
-        drive = self.engine._performer.drive
-        begun, cancelled = await whole(drive(ask(Begin())))
-        unit: Any = begun
-        try:
-            if cancelled is not None:
-                raise cancelled
-            # A unit's transaction begins with its first flow, and a handler comes behind that.
-            scope, rows = booking.scope, self.rows_kept
-            await drive(ask(Within(unit, "import", lambda: rows.by_key(scope.tenant, scope.operation, ""))))
-            unit.hand_out()
-            await self._try_rows(spool, booking, known, unit, trial)
-        finally:
-            await whole(drive(ask(Rollback(unit))))
-
-    async def _try_rows(
-        self, spool: ItemSpool, booking: Booking, known: KnownItems | None, unit: Any, trial: _Trial
-    ) -> None:
-        first = 0
-        connection = None if unit is None else unit.connection
-        while page := spool.page(first, PAGE):
-            first += len(page)
-            skipped = frozenset[int]()
-            if known is not None:
-                ledger, items = known, page
-                skipped = await self.engine._performer.drive(
-                    ask(Within(unit, "import", lambda: ledger.find_known(items)))  # noqa: B023 - performed at once
-                )
-            for listed in page:
-                trial.add(
-                    listed.as_known()
-                    if listed.place in skipped
-                    else await try_row(booking, self.engine.backend, listed, connection)
-                )
+            return Preview(key, None, ImportState.FAILED, Counts(0), (), *_in_rows(error))
 
     # --- forgetting -------------------------------------------------------------------------------
 
@@ -783,38 +618,10 @@ class Imports:
         return await self.engine.perform("import", make)
 
 
-class _Trial:
-    """The state of a preview so far."""
-
-    def __init__(self, rows_max: int) -> None:
-        self._rows_max = rows_max
-        self._seen: dict[str, int] = {}
-        self.rows: list[RowOutcome] = []
-
-    def add(self, outcome: ItemOutcome) -> None:
-        row = row_outcome(outcome)
-        self._seen[row.state] = self._seen.get(row.state, 0) + 1
-        if row.state != "BOOKED" and len(self.rows) < self._rows_max:
-            self.rows.append(row)
-
-    def counts(self) -> Counts:
-        seen, total = self._seen, sum(self._seen.values())
-        return Counts(total, total, seen.get("BOOKED", 0), seen.get("SKIPPED", 0), seen.get("FAILED", 0), 0)
-
-
-def _make_known_rows(imports: Imports, scope: Scope) -> KnownRows:
-    none = Job._make([b"", scope.tenant, scope.operation, scope.caller, *[None] * (len(Job._fields) - 4)])
-    return KnownRows(imports.engine.store, none, imports.keep_us)
-
-
-def _is_sealed(job: Job) -> bool:
-    """Whether a job's bytes were sealed when they were stored."""
-    return (job.content_ref or "").endswith(_SEALED_REF)
-
-
-def _hash_file(file: IO[bytes], hashing: Any) -> None:
-    while block := file.read(BLOCK_BYTES):
-        hashing.update(block)
+def _in_rows(error: BulkRefused) -> tuple[str, str]:
+    """The code and the reason of a refused list of items, whose items are rows here."""
+    code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
+    return code, str(error).replace("items", "rows")
 
 
 def _check_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:

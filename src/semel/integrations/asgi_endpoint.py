@@ -42,8 +42,6 @@ from semel.stores.deadline import run_within
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold, BulkEndpoint
     from semel.bulk.run_async import AsyncBulk, AsyncHandler
-    from semel.imports.endpoint import AddRoute, ImportEndpoint
-    from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")  # the framework's response
@@ -127,7 +125,7 @@ class EndpointCommands(Generic[R]):
         items_at: str | None = None,
         counts: Sequence[str] | None = None,
     ) -> BulkEndpoint[R]:
-        """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
+        """Declare a list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
 
         Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list;
         ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (a plain array
@@ -154,31 +152,6 @@ class EndpointCommands(Generic[R]):
         made.answer = self._serve(name, made.respond, made)
         return made
 
-    def _add_imports(
-        self,
-        add: AddRoute,
-        imports: Imports,
-        *,
-        path: str,
-        supplier: str | Callable[[Any], object],
-        may: Callable[[Any, str], Any],
-        jobs_path: str,
-        idle_seconds: float,
-    ) -> ImportEndpoint:
-        """Do what ``semel.imports`` does, with the framework's way to add a route."""
-        from semel.imports.endpoint import add_imports
-
-        return add_imports(
-            self,
-            add,
-            imports,
-            path=path,
-            supplier=supplier,
-            may=may,
-            jobs_path=jobs_path,
-            idle_seconds=idle_seconds,
-        )
-
     @asynccontextmanager
     async def _importing(self) -> AsyncIterator[None]:
         """Run the application's imports meanwhile."""
@@ -200,11 +173,11 @@ class EndpointCommands(Generic[R]):
         return made
 
     def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[R]:
-        """A coroutine function that the framework can route to."""
+        """Make a coroutine function that the framework can route to."""
         raise NotImplementedError
 
     def fill_parameters(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
-        """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
+        """Find the parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
         filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, blocking=self.engine.store.capabilities.blocking_units)
@@ -222,11 +195,11 @@ class EndpointCommands(Generic[R]):
         raise NotImplementedError
 
     def _scope_of(self, request: Any) -> Mapping[str, Any]:
-        """The request as a mapping of its scope, which the ``caller`` function is asked with."""
+        """Return the request as a mapping of its scope, which the ``caller`` function is asked with."""
         return request  # type: ignore[no-any-return]
 
     def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
-        """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
+        """Return how long a body of this endpoint's command may be, and whether the endpoint is known to be one."""
         if inspect.isclass(endpoint):
             endpoint = getattr(endpoint, method.lower(), None)
         declared = getattr(endpoint, DECLARED, None)
@@ -271,7 +244,7 @@ class EndpointCommands(Generic[R]):
             raise
 
     def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:
-        """The path's parameters, with the path itself where it counts."""
+        """Read the path's parameters, with the path itself where it counts."""
         values = request.path_params
         if not values and not declared.route.counts_path:
             return ()
@@ -284,11 +257,11 @@ class EndpointCommands(Generic[R]):
         return (*params, (PATH, path_of(request.scope))) if declared.route.counts_path else params
 
     def _read_params(self, request: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The path's parameters as the framework has read them for the endpoint, by their names in the path."""
+        """Return the path's parameters as the framework has read them for the endpoint, by their names in the path."""
         return kwargs
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
-        """The status of an exception that is an answer without a ``status_code``."""
+        """Return the status of an exception that is an answer without a ``status_code``."""
         return None
 
     async def _call_in_unit(

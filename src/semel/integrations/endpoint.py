@@ -94,7 +94,7 @@ def check_declaration(
 
 
 def parameter_text(value: object) -> str | None:
-    """The one text of a path parameter's value, however it was spelled; None where its type has no such text.
+    """Return the one text of a path parameter's value, however it was spelled; None where its type has no such text.
 
     >>> [parameter_text(each) for each in (7, Decimal("1.00"), UUID(int=0xA), object())]
     ['7', '1', '00000000-0000-0000-0000-00000000000a', None]
@@ -135,7 +135,7 @@ class Filled(NamedTuple):
 
 
 def plain_function(endpoint: Any) -> Any:
-    """The function with the annotations: behind a partial, a bound method or a callable object."""
+    """Find the function with the annotations: behind a partial, a bound method or a callable object."""
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
@@ -145,7 +145,7 @@ BULK_ENDPOINTS: Final = ("BulkEndpoint", "BulkView")  # by name: so a look needs
 
 
 def bulk_used_by(endpoint: Any) -> Any:
-    """The bulk that an endpoint answers with (``semel.bulk(...)``): its own endpoint, or a function that uses one.
+    """Find the bulk that an endpoint answers with (``semel.bulk(...)``): its own endpoint, or a function that uses one.
 
     None where there is none.
     """
@@ -193,7 +193,7 @@ def check_endpoint(endpoint: Any) -> None:
 
 
 def find_filled(endpoint: Callable[..., Any]) -> Filled:
-    """The parameters that Semel fills: by their default ``semel.permit`` or ``semel.atomic_session``, or annotated so.
+    """Find the parameters that Semel fills: by default ``semel.permit`` or ``semel.atomic_session``, or annotated so.
 
     Raises ConfigurationError for a permit that nothing would fill.
     """
@@ -253,7 +253,7 @@ def _is_permit(hint: Any) -> bool:
 
 
 def annotations_of(endpoint: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of an endpoint's parameters and its return, as far as their names are known."""
+    """Read the annotations of an endpoint's parameters and its return, as far as their names are known."""
     signature = inspect.signature(endpoint)
     found = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     names = getattr(inspect.unwrap(plain_function(endpoint)), "__globals__", {})

@@ -147,7 +147,7 @@ class Semel(StarletteSemel):
 
 
 def _read_by(dependant: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The path parameters as a function and its dependencies get them; of those that differ, the one that is no text.
+    """Return the path parameters as a function and its dependencies get them; of two, the one that is no text.
 
     FastAPI has validated each of them before.
     """
@@ -170,7 +170,7 @@ def _is_request(hint: Any) -> bool:
 def _signature(
     endpoint: Callable[..., Any], filled: Filled, hints: dict[str, Any], own: str | None
 ) -> inspect.Signature:
-    """The signature for FastAPI: without the parameters that Semel fills, with the request."""
+    """Make the signature for FastAPI: without the parameters that Semel fills, with the request."""
     signature = inspect.signature(endpoint)
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")

@@ -205,7 +205,7 @@ class Semel:
         counts: Sequence[str] | None = None,
         **options: Unpack[BulkOptions],
     ) -> BulkView:
-        """A list of items as one command: ``app.post("/approvals")(semel.bulk("cases.approve", approve).answer)``.
+        """Declare a list as one command: ``app.post("/approvals")(semel.bulk("cases.approve", approve).answer)``.
 
         Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
         ``handler`` a function of an item; ``body_bytes_max`` of a list; ``items_at`` where its items are in an object,
@@ -242,7 +242,7 @@ class Semel:
         return made
 
     def _joining(self, name: str, handler: Callable[[BulkItem], object]) -> Callable[[BulkItem], object]:
-        """A handler whose atomic items are written by the application's session, each on its chunk's connection."""
+        """Make a handler whose atomic items are written by the application's session, on each chunk's connection."""
 
         @functools.wraps(handler)
         def handle(item: BulkItem) -> object:
@@ -264,7 +264,7 @@ class Semel:
         return handle if callable(handler) else handler
 
     def _place(self) -> tuple[Engine, HttpSettings]:
-        """The engine and the surface of the running application, else of the last that was initialised."""
+        """Return the engine and the surface of the running application, else of the last that was initialised."""
         state = current_app.extensions.get(_EXTENSION) if has_app_context() else None
         if isinstance(state, _State) and state.semel is self:
             return state.engine, state.surface
@@ -451,7 +451,7 @@ class _State:
         )
 
     def body_bytes_max(self) -> int:
-        """The longest body that any operation may take."""
+        """Return the longest body that any operation may take."""
         return max([RETRY_BYTES_MAX, *(each.policy.body_bytes_max for each in self.declared.values())])
 
     # --- checks -----------------------------------------------------------------------------------
@@ -520,12 +520,12 @@ def _path_of(environ: Mapping[str, Any]) -> str:
 
 
 def _response_of(answer: Answer) -> Response:
-    """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
+    """Make an answer into a response for the application's own ``after_request``; it leaves from the capture."""
     return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer.headers))
 
 
 def _to_response(told: Answer | Told) -> Response:
-    """A bulk's answer as a response, whose items are read while it is sent."""
+    """Make a bulk's answer into a response, whose items are read while it is sent."""
     if isinstance(told, Answer):
         return _response_of(told)
     return Response(told.pieces, told.status, read_headers(told.headers))
@@ -542,7 +542,7 @@ def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def _read(answered: Any, bytes_max: int) -> Any:
-    """A view's answer with its stream read, because it may read uncommitted rows.
+    """Read the stream of a view's answer, because it may read uncommitted rows.
 
     One that is too long stays a stream. Other return values are passed to the decorators above.
     """
@@ -565,7 +565,7 @@ def _read(answered: Any, bytes_max: int) -> Any:
 
 
 def _status_of(answered: Any) -> int:
-    """The status that a view has answered with; 200 where it has named none."""
+    """Read the status that a view has answered with; 200 where it has named none."""
     if isinstance(answered, BaseResponse):
         return answered.status_code
     named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200
@@ -592,7 +592,7 @@ def _note(sender: Any, exception: BaseException, **_: Any) -> None:
 
 
 def _serve_operations(app: Flask, state: _State, root: str) -> None:
-    """The status of each operation, where the links of the answers lead."""
+    """Serve the status of each operation, where the links of the answers lead."""
 
     def by_key() -> Response:
         query = request.environ.get("QUERY_STRING", "").encode("latin-1")

@@ -195,6 +195,8 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
         Raises ConfigurationError, when the application is built.
         """
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
         if not isinstance(app, Litestar) or self not in app.plugins:
             raise ConfigurationError(f"semel.imports takes the application of this plugin; {self.way}")
 
@@ -213,7 +215,8 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 )(self._serve(respond.__name__, respond, endpoint))
             )
 
-        return self._add_imports(
+        return add_imports(
+            self,
             add,
             imports,
             path=path,
@@ -362,7 +365,7 @@ class _Asked(Mapping[str, Any]):
 
 
 def _reading(caller: Any) -> Any:
-    """A caller function of the application's gets Litestar's request; one of Semel's own reads the scope."""
+    """Make a caller function that reads the scope: one of the application's gets Litestar's request."""
     if not callable(caller) or getattr(caller, "__module__", None) == single_caller.__module__:
         return caller
 
@@ -403,12 +406,12 @@ class _Reach:
         return self._anywhere or hasattr(scope.get("endpoint"), DECLARED) or CALL_KEY in scope
 
     def learn(self) -> None:
-        """A handler has called a command's function."""
+        """Note that a handler has called a command's function."""
         self._anywhere = True
 
 
 def _response_of(answer: Answer) -> Response[bytes]:
-    """An answer as a Litestar response."""
+    """Make an answer into a Litestar response."""
     headers, media_type = _headers_of(answer.headers)
     status = 200 if answer.status is None else answer.status
     return Response(answer.body, status_code=status, headers=headers, media_type=media_type)
@@ -427,7 +430,7 @@ def _headers_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, str], 
 
 
 def _describe_kind(kind: type[Operation], describe: Callable[[dict[str, Any]], None]) -> type[Operation]:
-    """An operation class whose objects are completed when they become part of the document."""
+    """Make an operation class whose objects are completed when they become part of the document."""
     if hasattr(kind, "is_semels"):
         return kind  # a handler under several paths
 

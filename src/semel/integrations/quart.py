@@ -192,6 +192,8 @@ class Semel(EndpointCommands[Response]):
 
         Raises ConfigurationError, when the application is built.
         """
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
         _check_app(app)
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
@@ -199,7 +201,8 @@ class Semel(EndpointCommands[Response]):
             view = self._serve(respond.__name__, respond, endpoint)
             app.add_url_rule(rule, f"semel_import {path}", view, methods=[method])
 
-        return self._add_imports(
+        return add_imports(
+            self,
             add,
             imports,
             path=path,
@@ -303,7 +306,7 @@ class _Connection(ASGIHTTPConnection):
             await call.outlive_client()
 
     def _view_of(self, request: Any) -> Any:
-        """The view that a request with a body leads to; None where there is none."""
+        """Find the view that a request with a body leads to; None where there is none."""
         if request.method not in UNSAFE_METHODS:
             return None
         try:
@@ -404,7 +407,7 @@ class _StreamedBody:
         self._end(None)
 
     def cut(self) -> None:
-        """The client has gone; of a whole body nothing is lost."""
+        """Note that the client has gone; of a whole body nothing is lost."""
         if not self._is_over:
             self._end(InvalidBody(CUT))
 
@@ -422,7 +425,7 @@ class _StreamedBody:
         self._room.set()
 
     def pace(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """A ``receive`` that waits until earlier bytes have been read."""
+        """Make a ``receive`` that waits until earlier bytes have been read."""
 
         async def receive_paced() -> Any:
             await self._room.wait()
@@ -462,7 +465,7 @@ def _check_app(app: Any, *, or_none: bool = False) -> None:
 
 
 def _response_of(answer: Answer) -> Response:
-    """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
+    """Make an answer into a response for the application's own ``after_request``; it leaves from the capture."""
     return Response(answer.body, 200 if answer.status is None else answer.status, Headers(read_headers(answer.headers)))
 
 

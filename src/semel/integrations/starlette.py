@@ -115,7 +115,10 @@ class Semel(EndpointCommands[Response]):
 
         Raises ConfigurationError, when the application is built.
         """
-        return self._add_imports(
+        from semel.imports.endpoint import add_imports  # which only applications with imports need
+
+        return add_imports(
+            self,
             self._adder(app, dependencies, responses),
             imports,
             path=path,
@@ -253,7 +256,7 @@ class Semel(EndpointCommands[Response]):
 
 
 async def tell_problems(request: Request) -> Response:
-    """The public page about the codes of problem documents."""
+    """Serve the public page about the codes of problem documents."""
     return response_of(problem_page())
 
 
@@ -310,7 +313,7 @@ class Reach:
             self._anywhere = True
 
     def learn(self) -> None:
-        """An endpoint has claimed that was not foreseen."""
+        """Note that an endpoint has claimed that was not foreseen."""
         self._anywhere = True
 
 
@@ -318,7 +321,7 @@ _REST: Final = "/{semel_rest:path}"
 
 
 def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The path templates, and the methods if only some, under which an endpoint may claim."""
+    """Find the path templates, and the methods if only some, under which an endpoint may claim."""
     for route in routes:
         path = prefix + getattr(route, "path", "")
         router = getattr(route, "original_router", None)  # FastAPI keeps included routers whole
@@ -422,7 +425,7 @@ async def in_threadpool(function: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def response_of(answer: Answer) -> Response:
-    """An answer as a Starlette response, with exactly its own headers."""
+    """Make an answer into a Starlette response, with exactly its own headers."""
     response = Response(answer.body, status_code=200 if answer.status is None else answer.status)
     if not answer.body or b"content-length" in dict(answer.headers):
         response.raw_headers = list(answer.headers)

@@ -284,17 +284,17 @@ class Idempotent(FieldExtension):
             raise call.error_of(error) from error
 
     def _digest_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as they count: each file, at any depth, is replaced by its bytes."""
+        """Make the arguments as they count: each file, at any depth, is replaced by its bytes."""
         own = {each.kind for each in self._codecs}
         named = {name: _digest_value(arguments[name], own) for name in self._arguments if name in arguments}
         return {**arguments, **named}
 
     def own_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments among what Strawberry calls a resolver with, which also names the parent and the Info."""
+        """Choose the arguments among what Strawberry calls a resolver with: it also names the parent and the Info."""
         return {name: value for name, value in kwargs.items() if name in self._arguments}
 
     def key_of(self, kwargs: dict[str, Any]) -> str:
-        """The key in a field's arguments. Raises RequestError."""
+        """Read the key in a field's arguments. Raises RequestError."""
         assert self._path is not None
         try:
             value = self._path.find(kwargs)
@@ -319,7 +319,7 @@ class _FileBytes:
 
 
 def _stream_of(value: Any) -> Any:
-    """The file of a framework's upload object, readable without waiting; None if it is not one."""
+    """Find the file of a framework's upload object, readable without waiting; None if it is not one."""
     for each in (value, getattr(value, "file", None), getattr(value, "stream", None)):
         methods = [getattr(each, name, None) for name in ("read", "seek", "tell")]
         if all(map(callable, methods)) and not any(map(inspect.iscoroutinefunction, methods)):
@@ -328,7 +328,7 @@ def _stream_of(value: Any) -> Any:
 
 
 def _inner(value: Any) -> dict[Any, Any]:
-    """The values inside of an argument, by their place in it."""
+    """Return the values inside of an argument, by their place in it."""
     if isinstance(value, Some):
         return {"value": value.value}
     if isinstance(value, (list, tuple)):
@@ -345,7 +345,7 @@ def _has_file(value: Any) -> bool:
 
 
 def _digest_value(value: Any, own: Collection[type]) -> Any:
-    """An argument with files replaced by their bytes, except types that the application has a codec for."""
+    """Replace the files of an argument by their bytes, except types that the application has a codec for."""
     if not _has_file(value) or (type(value) in own and not isinstance(value, Some)):
         return value
     stream = _stream_of(value)
@@ -390,7 +390,7 @@ class _FieldCall:
         self.failed: BaseException | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """The command's arguments. Raises ConfigurationError if the field is not a command here."""
+        """Return the command's arguments. Raises ConfigurationError if the field is not a command here."""
         where = self.info.path
         if self.info.operation.operation.value != "mutation":
             raise ConfigurationError(
@@ -441,7 +441,7 @@ class _FieldCall:
         setattr(self.info, _PERMIT, permit)  # Strawberry makes an Info for each resolving of each field
 
     def error_of(self, error: SemelError) -> Exception:
-        """The field's error: the resolver's own or the developer's unchanged, a verdict as a GraphQL error."""
+        """Make the field's error: the resolver's own or the developer's unchanged, a verdict as a GraphQL error."""
         if error is self.failed:
             return error
         atomic = self.extension.policy.terms.effects is Effects.ATOMIC
@@ -468,7 +468,7 @@ class _FieldCall:
 
 
 def _header_key(info: Info, name: str) -> str:
-    """The key in the request's header, for the one field that may have it. Raises RequestError."""
+    """Read the key in the request's header, for the one field that may have it. Raises RequestError."""
     context: Any = info.context
     request = context.get("request") if isinstance(context, dict) else getattr(context, "request", context)
     headers = getattr(request, "headers", None)
@@ -497,7 +497,7 @@ def _header_key(info: Info, name: str) -> str:
 
 
 def permit_of(info: Any) -> Permit:
-    """The permit of the field that is being resolved: ``permit_of(info).key_for("charge")``.
+    """Return the permit of the field that is being resolved: ``permit_of(info).key_for("charge")``.
 
     Parameters: ``info`` that the resolver was given.
 

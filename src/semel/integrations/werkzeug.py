@@ -80,7 +80,7 @@ def check_unrouted(apps: Iterator[Any], view: Any, name: str) -> None:
 
 
 def params_of(request: Any, route: Route, path: str) -> Params:
-    """The path's parameters, with the path itself where it counts."""
+    """Read the path's parameters, with the path itself where it counts."""
     named: Mapping[str, Any] = request.view_args or {}
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
     params: Params = tuple(sorted(plain.items()))
@@ -96,7 +96,7 @@ def params_of(request: Any, route: Route, path: str) -> Params:
 
 
 def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """The function of the environ, or of the scope, that the surface asks. Raises ConfigurationError."""
+    """Make the function of the environ, or of the scope, that the surface asks. Raises ConfigurationError."""
     if not callable(caller):
         raise ConfigurationError(f"caller must be a function that returns the caller; it is {caller!r}")
     if inspect.iscoroutinefunction(caller):
@@ -126,19 +126,19 @@ def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
 
 
 def read_headers(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """An answer's headers as texts."""
+    """Read an answer's headers as texts."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
 
 
 def find_status(error: BaseException) -> int | None:
-    """The status of an exception that is an answer, such as ``abort(redirect(...))``; None for any other."""
+    """Find the status of an exception that is an answer, such as ``abort(redirect(...))``; None for any other."""
     if not isinstance(error, HTTPException):
         return None
     return error.code if error.response is None else getattr(error.response, "status_code", None)
 
 
 def semel_commands(info: type, url_of: Callable[[Any], str]) -> click.Command:
-    """The command group ``flask semel …``.
+    """Make the command group ``flask semel …``.
 
     Parameters: ``info`` the framework's ScriptInfo, which loads the application; ``url_of`` an application: its store.
     """

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpcore
 
-from semel.client.plan import links_without
+from semel.client.answers import links_without
 from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened

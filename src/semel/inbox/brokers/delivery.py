@@ -61,6 +61,31 @@ class Deliveries:
         return True
 
 
+class RetryingConsumer:
+    """A consumer that tries again what failed, or has its broker deliver it again.
+
+    Parameters: ``handler(message, delivery)`` gets the inbox's message and the broker's; ``retry_seconds`` before what
+    failed is tried again; ``id_of`` finds a message's id, otherwise its publisher's; ``failed`` as of Deliveries.
+    """
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        handler: Handler,
+        *,
+        retry_seconds: float = 1.0,
+        id_of: Callable[[Any], str] | None = None,
+        failed: Callable[[str, Exception], object] | None = None,
+    ) -> None:
+        self._deliveries = Deliveries(inbox, handler, failed)
+        self._retry_seconds = retry_seconds
+        self._id_of = id_of if id_of is not None else self.broker_id_of
+
+    def broker_id_of(self, delivery: Any) -> str:
+        """The id that a message has without ``id_of``."""
+        raise NotImplementedError
+
+
 def find_id(
     id_of: Callable[[Any], object], delivery: Any, place_of: Callable[[Any], str]
 ) -> tuple[str, Exception | None]:

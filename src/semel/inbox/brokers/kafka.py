@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id, text_of
-from semel.inbox.run import AsyncInbox
+from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id, text_of
 
 
-class KafkaConsumer:
+class KafkaConsumer(RetryingConsumer):
     """Handles each record of a consumer's partitions once, in their order.
 
     Kafka redelivers nothing: a record that failed is tried again here, ``retry_seconds`` later, before
@@ -18,18 +16,9 @@ class KafkaConsumer:
     ``enable_auto_commit=False``; ``delivery`` its record.
     """
 
-    def __init__(
-        self,
-        inbox: AsyncInbox,
-        handler: Handler,
-        *,
-        retry_seconds: float = 1.0,
-        id_of: Callable[[Any], str] | None = None,
-        failed: Callable[[str, Exception], object] | None = None,
-    ) -> None:
-        self._deliveries = Deliveries(inbox, handler, failed)
-        self._retry_seconds = retry_seconds
-        self._id_of = id_of if id_of is not None else message_id
+    def broker_id_of(self, delivery: Any) -> str:
+        """The id where no ``id_of`` is given."""
+        return message_id(delivery)
 
     async def take(self, record: Any) -> None:
         """Handle one record, until it is handled or parked."""

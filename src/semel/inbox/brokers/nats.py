@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id
-from semel.inbox.run import AsyncInbox
+from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id
 
 
-class JetStreamConsumer:
+class JetStreamConsumer(RetryingConsumer):
     """Handles each message of a JetStream consumer once.
 
     Parameters: ``handler(message, delivery)`` gets the inbox's message and nats-py's ``Msg``; ``retry_seconds`` before
@@ -19,18 +17,9 @@ class JetStreamConsumer:
         await JetStreamConsumer(inbox, handler).serve(subscription)
     """
 
-    def __init__(
-        self,
-        inbox: AsyncInbox,
-        handler: Handler,
-        *,
-        retry_seconds: float = 1.0,
-        id_of: Callable[[Any], str] | None = None,
-        failed: Callable[[str, Exception], object] | None = None,
-    ) -> None:
-        self._deliveries = Deliveries(inbox, handler, failed)
-        self._retry_seconds = retry_seconds
-        self._id_of = id_of if id_of is not None else message_id
+    def broker_id_of(self, delivery: Any) -> str:
+        """The id where no ``id_of`` is given."""
+        return message_id(delivery)
 
     async def take(self, delivery: Any) -> None:
         """Handle one delivery: acknowledge it, or return it to the stream."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
 from semel.errors import ConfigurationError
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id
-from semel.inbox.run import AsyncInbox
+from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id
 
 
-class RabbitConsumer:
+class RabbitConsumer(RetryingConsumer):
     """Handles each message of a queue once: ``await queue.consume(RabbitConsumer(inbox, handler))``.
 
     Messages need an id: the ``message_id`` property, which relays of Semel's set. On quorum queues the broker counts
@@ -22,18 +20,9 @@ class RabbitConsumer:
     as those of :class:`~semel.inbox.brokers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
     """
 
-    def __init__(
-        self,
-        inbox: AsyncInbox,
-        handler: Handler,
-        *,
-        retry_seconds: float = 1.0,
-        id_of: Callable[[Any], str] | None = None,
-        failed: Callable[[str, Exception], object] | None = None,
-    ) -> None:
-        self._deliveries = Deliveries(inbox, handler, failed)
-        self._retry_seconds = retry_seconds
-        self._id_of = id_of if id_of is not None else message_id
+    def broker_id_of(self, delivery: Any) -> str:
+        """The id where no ``id_of`` is given."""
+        return message_id(delivery)
 
     async def __call__(self, delivery: Any) -> None:
         """Handle one delivery: acknowledge it, or return it to its queue."""

@@ -62,7 +62,7 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
     database = forms.CharField(required=False, max_length=_TEXT_MAX, widget=forms.HiddenInput)
 
     def query(self) -> Find:
-        """The query for one page."""
+        """Make the query for one page."""
         given = self.cleaned_data
         name = given["state"]
         states = () if not name else (State.FAILED_NOT_REPLAYABLE if name == RETRYABLE else State[name],)
@@ -125,7 +125,7 @@ class SettleForm(forms.Form):  # type: ignore[misc]
         return given
 
     def resolution(self, record: Record, actor: str) -> Resolution:
-        """The resolution of one record, as it was read."""
+        """Make the resolution of one record, as it was read."""
         given = self.cleaned_data
         happened = given["finding"] == "succeeded"
         answer = None if not happened or given["status"] is None else Answer(given["status"], (), b"")
@@ -173,7 +173,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return bool(self.has_view_permission(request) and request.user.has_perm("semel.settle_record"))
 
     def get_urls(self) -> list[Any]:
-        """The list, one record, and the pages that settle."""
+        """Route to the list, to one record, and to the pages that settle."""
         guarded = self.admin_site.admin_view
         return [
             path("", guarded(require_safe(self.changelist_view)), name="semel_record_changelist"),
@@ -184,7 +184,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
     # --- looking --------------------------------------------------------------------------------------
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """One page of records, newest first."""
+        """Show one page of records, newest first."""
         self._check_may_see(request)
         form = FilterForm(request.GET)
         rows: list[dict[str, Any]] = []

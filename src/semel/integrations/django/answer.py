@@ -13,7 +13,7 @@ from semel.core.model import Answer
 
 
 def response_of(answer: Answer) -> Any:
-    """An answer as a response, with exactly its own headers."""
+    """Make an answer into a response, with exactly its own headers."""
     response = HttpResponse(answer.body, status=200 if answer.status is None else answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:
@@ -22,7 +22,7 @@ def response_of(answer: Answer) -> Any:
 
 
 def stream_of(told: Told, request: Any) -> Any:
-    """A bulk's answer as a response, whose items are read while it is sent; over ASGI before."""
+    """Make a bulk's answer into a response, whose items are read while it is sent; over ASGI before."""
     is_async = getattr(request, "scope", None) is not None
     response = HttpResponse(b"".join(told.pieces)) if is_async else StreamingHttpResponse(told.pieces)
     response.status_code = told.status
@@ -42,7 +42,7 @@ def add_header(response: Any, name: bytes, value: bytes) -> None:
 
 
 def with_lines(response: Any, lines: Iterable[tuple[bytes, bytes]]) -> Any:
-    """The response with further lines in its head: a copy, since an application may answer many requests with one."""
+    """Add lines to the head of a response: of a copy, since an application may answer many requests with one."""
     more = tuple(lines)
     if not more:
         return response
@@ -56,7 +56,7 @@ def with_lines(response: Any, lines: Iterable[tuple[bytes, bytes]]) -> Any:
 
 
 def lines_of(response: Any) -> Iterable[tuple[bytes, bytes]]:
-    """The head of a response, line by line, without its cookies: those are never stored."""
+    """Read the head of a response, line by line, without its cookies: those are never stored."""
     for name, value in response.items():
         yield name.encode("latin-1"), value.encode("latin-1")
 
@@ -70,7 +70,7 @@ def in_place_of(response: Any, answer: Answer) -> Any:
 
 
 def whole_of(response: Any, body: bytes) -> Any:
-    """A streaming response that was read to its end, as one that holds its body."""
+    """Make a streaming response that was read to its end into one that holds its body."""
     whole = HttpResponse(body, status=response.status_code, reason=response.reason_phrase)
     whole.headers = response.headers
     whole.cookies = response.cookies

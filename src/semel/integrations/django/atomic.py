@@ -43,7 +43,7 @@ class AtomicRun:
         self._is_committed = True
 
     def conclude(self, response: Any) -> Any:
-        """The response that may leave, once the transaction has ended."""
+        """Choose the response that may leave, once the transaction has ended."""
         if self.block is None:
             return response
         if self.refusal is not None:
@@ -60,7 +60,7 @@ class AtomicRun:
         return with_lines(response, self._exchange.honours(self.block.permit))
 
     def _answer_stopped(self, status: int, error: BaseException) -> Answer | None:
-        """The answer in place of an error page, where the view was stopped for a reason that passes."""
+        """Answer in place of an error page, where the view was stopped for a reason that passes."""
         self.error = None  # it holds frames that hold this
         if 400 <= status < 500 or not self._exchange.is_stopped(status, error):
             return None
@@ -164,7 +164,7 @@ class _Entered:
 
 
 def _capture_answer(exchange: Exchange, response: Any) -> Answer | None:
-    """The answer as it is stored; None where it is longer than may be kept."""
+    """Capture the answer as it is stored; None where it is longer than may be kept."""
     capture = Capture(exchange.route.keeping)
     fits = capture.start(response.status_code, lines_of(response))
     fits = capture.add(response.content) and fits

@@ -72,7 +72,7 @@ class DjangoCall(InsideCall):
         return None
 
     def command_of(self, place: ProjectStore, route: Route, params: Params, request: Any) -> Command | Answer | None:
-        """The view's command; or the answer that leaves instead, or None to run unprotected.
+        """Make the view's command; or the answer that leaves instead, or None to run unprotected.
 
         Parameters: ``request`` that the caller function reads: Django's, or REST framework's.
         """
@@ -219,14 +219,14 @@ class DjangoCall(InsideCall):
         return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
 
     def _error_behind(self, status: int) -> BaseException | None:
-        """The view's exception, if its answer proves nothing about the command: any status but 4xx.
+        """Return the view's exception if its answer proves nothing about the command: any status but 4xx.
 
         A middleware may answer each exception with its error page, and a page is not proof of success.
         """
         return None if 400 <= status < 500 else self.failure
 
     def end_of_stream(self, error: BaseException | None) -> None:
-        """The streamed response has ended."""
+        """Note that the streamed response has ended."""
         assert self.capture is not None
         if error is None:
             self.capture.end()
@@ -257,7 +257,7 @@ class DjangoCall(InsideCall):
             self.end_of_stream(error)
 
     def finish(self, response: Any | None = None) -> None:
-        """The request is answered: what its body took is given back, once a stream has ended."""
+        """Give back what the body took: now that the request is answered, or when the stream of its answer ends."""
         self.end()
         vars(self._request).pop(CALL, None)
         if self._body is None:
@@ -297,7 +297,7 @@ class _Through:
         return piece
 
     def close(self) -> None:
-        """The server has finished, or its client has gone: then the view still runs to its end."""
+        """End the stream: the server has finished, or its client has gone; the view may still run to its end."""
         error: BaseException | None = None
         try:
             while not self._is_over and self._call.may_drain:
@@ -320,7 +320,7 @@ class _Through:
 
 
 def again(request: Any, body: bytes) -> Any:
-    """The same request again, unread, with the attributes that middlewares have set."""
+    """Make the same request again, unread, with the attributes that middlewares have set."""
     environ = getattr(request, "environ", None)
     if environ is not None:
         length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -335,7 +335,7 @@ def again(request: Any, body: bytes) -> Any:
 
 
 def environ_of(request: Any) -> dict[str, Any]:
-    """A request as WSGI tells it, also over ASGI, whose body has not been read."""
+    """Make the WSGI environ of a request, also over ASGI, whose body has not been read."""
     source = request
     if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
         source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
@@ -352,7 +352,7 @@ def _may_claim(request: Any) -> bool:
 
 
 def _length_of(request: Any) -> int | None:
-    """The announced length of the body; None if it ends with its stream."""
+    """Read the announced length of the body; None if it ends with its stream."""
     length = request.META.get("CONTENT_LENGTH") or ""
     if str(length).isdecimal():
         return int(length)
@@ -361,7 +361,7 @@ def _length_of(request: Any) -> int | None:
 
 
 def _source_of(request: Any) -> Any:
-    """The body's stream, to its end: Django cuts it off at the announced length, and at 0 where none is announced."""
+    """Return the body's stream, to its end: Django cuts it off at the announced length, else at 0."""
     environ, source = request.META, request._stream
     if environ.get("CONTENT_LENGTH"):
         return source

@@ -24,7 +24,7 @@ _AFTER: Final = (  # what changes answers: inside of the capture, a first answer
 
 
 def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """The checks that need no database."""
+    """Make the checks that need no database."""
     here = site()
     try:
         here.place(here.database)
@@ -40,7 +40,7 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
 
 
 def project_mistakes() -> list[tuple[str, str]]:
-    """What ``manage.py check`` calls an error of Semel's, each with its remedy."""
+    """Find what ``manage.py check`` calls an error of Semel's, each with its remedy."""
     found = check_installation()
     return [(str(each.msg), str(each.hint or "see: manage.py check")) for each in found if each.level >= ERROR]
 

@@ -50,14 +50,14 @@ def declared_operations(here: Site) -> Iterator[CheckedOperation]:
 
 
 def project_operations() -> list[CheckedOperation]:
-    """The operations of this process's project. Raises ConfigurationError."""
+    """Find the operations of this process's project. Raises ConfigurationError."""
     here = site()
     here.look_at_routes()
     return list(declared_operations(here))
 
 
 def views() -> Iterator[View]:
-    """The project's views that take commands."""
+    """Find the project's views that take commands."""
     for template, callback in callbacks(get_resolver().url_patterns):
         path = simplify_regex(template)
         kind = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
@@ -85,7 +85,7 @@ def authenticated_by_default() -> list[type]:
 
 
 def _behind(method: Any) -> Any:
-    """The function from which ``@api_view`` made a class, in place of that class's method."""
+    """Find the function from which ``@api_view`` made a class, in place of that class's method."""
     if getattr(method, "__module__", "") != "rest_framework.decorators":
         return method
     return next((cell.cell_contents for cell in method.__closure__ or () if callable(cell.cell_contents)), method)

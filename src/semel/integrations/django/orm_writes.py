@@ -69,7 +69,7 @@ def refusing_writes_beside(alias: str, allowed: Collection[str]) -> Iterator[Non
 
 
 def check_statement(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-    """An ``execute_wrapper`` of Django's. Raises ConfigurationError for a write that is to be refused."""
+    """Check a statement, as an ``execute_wrapper`` of Django's. Raises ConfigurationError for a write to be refused."""
     own, joined, connection = _inside.get(), _joined.get(), context["connection"]
     alias = connection.alias
     if own is not None and _is_write(_text_of(sql, connection)) and _is_store_of(own.backend, connection):
@@ -80,7 +80,7 @@ def check_statement(run: Callable[..., Any], sql: Any, params: Any, many: bool, 
 
 
 def _text_of(sql: Any, connection: Any) -> str:
-    """The text of a statement, which psycopg may have to compose (``psycopg.sql``)."""
+    """Read the text of a statement, which psycopg may have to compose (``psycopg.sql``)."""
     compose = getattr(sql, "as_string", None)
     return str(sql if compose is None else compose(connection.connection))
 

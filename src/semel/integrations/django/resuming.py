@@ -22,7 +22,7 @@ from semel.stores.sql import django as databases
 
 
 def completers() -> Iterator[Completer]:
-    """A completer of each store's resumable views. Raises ConfigurationError where the middleware is missing."""
+    """Make a completer of each store's resumable views. Raises ConfigurationError where the middleware is missing."""
     if not INSTALLED:
         raise ConfigurationError("add 'semel.integrations.django.middleware.SemelMiddleware' to MIDDLEWARE, at its end")
     here = site()

@@ -165,7 +165,7 @@ class Site:
     # --- stores -----------------------------------------------------------------------------------
 
     def place(self, alias: str) -> ProjectStore:
-        """The store of a database alias, as Django's settings are now. Raises SemelError where they are wrong."""
+        """Read the store of a database alias from Django's settings of now. Raises SemelError where they are wrong."""
         url = self.url(alias)
         found = self._places.get(alias)
         if found is not None and found.url == url:
@@ -179,7 +179,7 @@ class Site:
             return found
 
     def url(self, alias: str) -> str:
-        """The store's URL: SEMEL['URL'], or that of the database. Raises SemelError where the settings are wrong."""
+        """Read the store's URL: SEMEL['URL'], or the database's. Raises SemelError where the settings are wrong."""
         self.check()
         if self._url is not None and alias == self.database:
             return self._url
@@ -201,7 +201,7 @@ class Site:
         return place
 
     def places(self) -> Iterator[ProjectStore]:
-        """The stores of all operations, the project's own first."""
+        """Return the stores of all operations, the project's own first."""
         return (place for _, place in self.stores())
 
     def stores(self) -> Iterator[tuple[str, ProjectStore]]:
@@ -229,7 +229,7 @@ class Site:
             place.engine.close()
 
     def resumed_user(self, caller: Caller) -> Any:
-        """The user of a request that runs without its client, by SEMEL['RESUMED_USER'] or Django's own rule."""
+        """Find the user of a request that runs without its client, by SEMEL['RESUMED_USER'] or Django's own rule."""
         self.check()
         from django.contrib.auth import get_user_model
         from django.contrib.auth.models import AnonymousUser
@@ -244,7 +244,7 @@ class Site:
     # --- routes -----------------------------------------------------------------------------------
 
     def look_at_routes(self) -> Mapping[str, set[str]]:
-        """The templates under which each operation is reached; where several lead to one, its path counts.
+        """Find the templates under which each operation is reached; where several lead to one, its path counts.
 
         Raises ConfigurationError where a path leads to a view as it was before it was declared.
         """
@@ -306,7 +306,7 @@ def _functions(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def names_at(view: Any) -> Iterator[str]:
-    """The operations that a view, or a method of its class, is declared as."""
+    """Return the operations that a view, or a method of its class, is declared as."""
     if isinstance(declared := getattr(view, DECLARED, None), Declared):
         yield declared.name
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
@@ -329,7 +329,7 @@ _CALLS: Final = {  # what the methods of REST framework's own classes do: they c
 
 
 def find_declared_in(kind: Any, name: str) -> Declared | None:
-    """The declaration of a class's method, or of the one that REST framework's own method of this name calls."""
+    """Find the declaration of a class's method, or of the one that REST framework's own method of this name calls."""
     method = getattr(kind, name, None)
     found = find_declared(method)
     is_theirs = getattr(method, "__module__", "") in ("rest_framework.generics", "rest_framework.mixins")
@@ -339,7 +339,7 @@ def find_declared_in(kind: Any, name: str) -> Declared | None:
 
 
 def find_declared(method: Any) -> Declared | None:
-    """The declaration of a class's method, even if ``@api_view`` made the class from a function."""
+    """Find the declaration of a class's method, even if ``@api_view`` made the class from a function."""
     inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
     for each in (method, *inner):
         if isinstance(declared := getattr(each, DECLARED, None), Declared):
@@ -348,7 +348,7 @@ def find_declared(method: Any) -> Declared | None:
 
 
 def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """The caller function: SEMEL['CALLER'], or one that reads Django's user."""
+    """Choose the caller function: SEMEL['CALLER'], or one that reads Django's user."""
     if given is None:
 
         def from_user(request: Any) -> Caller | None:
@@ -375,7 +375,7 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
 
 
 def _function(name: str, given: Any) -> Any:
-    """A setting that is a function, or its path; None where it is not given."""
+    """Read a setting that is a function, or its path; None where it is not given."""
     if isinstance(given, str):
         try:
             given = import_string(given)
@@ -388,7 +388,7 @@ def _function(name: str, given: Any) -> Any:
 
 
 def _aliases(name: str, given: object) -> tuple[str, ...]:
-    """A setting that names databases. Raises ConfigurationError: it is no list, or DATABASES has no such alias."""
+    """Read a setting that names databases. Raises ConfigurationError: no list, or DATABASES has no such alias."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"SEMEL[{name!r}] must be a list of aliases of DATABASES; it is {given!r}")
     found = tuple(given)
@@ -398,7 +398,7 @@ def _aliases(name: str, given: object) -> tuple[str, ...]:
 
 
 def _id_of(user: Any) -> str:
-    """A user's unique id: the primary key, and the class unless it derives from AUTH_USER_MODEL."""
+    """Return a user's unique id: the primary key, and the class unless it derives from AUTH_USER_MODEL."""
     kind = user.__class__  # of a lazy user, the class behind it
     name = settings.AUTH_USER_MODEL.lower()
     for each in kind.__mro__:
@@ -422,7 +422,7 @@ atexit.register(_close_all)
 
 
 def site() -> Site:
-    """The site of this project's settings. If they are wrong, every use raises ConfigurationError."""
+    """Return the site of this project's settings. If they are wrong, every use raises ConfigurationError."""
     if not _SITES:
         with _LOCK:
             if not _SITES:
@@ -440,7 +440,7 @@ def _make_site() -> Site:
 
 
 def engine(using: str | None = None) -> Engine:
-    """The engine of the project's store, or of the one in another database of Django's.
+    """Return the engine of the project's store, or of the one in another database of Django's.
 
     Raises ConfigurationError.
     """

@@ -28,7 +28,7 @@ class _User:
 
 
 def _request_of(request: Any) -> Any:
-    """The request as REST framework's views get it, in a project that has them: what it is authenticated by, too."""
+    """Make the request that REST framework's views get, where a project has them: it also says who is authenticated."""
     classes = authenticated_by_default()
     if not classes:
         return request
@@ -38,7 +38,7 @@ def _request_of(request: Any) -> Any:
 
 
 def _ask_stores(request: Any, ask: Callable[[ProjectStore, Any], Answer]) -> Any:
-    """The first store that knows the operation; the last one's answer where none does."""
+    """Ask the first store that knows the operation; return the last one's answer where none does."""
     answer: Answer | None = None
     asked = _request_of(request)
     for place in site().places():
@@ -63,20 +63,20 @@ def _is_refused(error: Exception) -> bool:
 
 @require_safe
 def by_id(request: Any, operation_id: str) -> Any:
-    """An operation of the caller's, by its id."""
+    """Answer with an operation of the caller's, by its id."""
     return _ask_stores(request, lambda place, asked: place.operations.by_id(operation_id, asked))
 
 
 @require_safe
 def by_key(request: Any) -> Any:
-    """An operation of the caller's, by its key or reference."""
+    """Answer with an operation of the caller's, by its key or reference."""
     query = str(request.META.get("QUERY_STRING", "")).encode("latin-1")
     return _ask_stores(request, lambda place, asked: place.operations.by_key(query, asked))
 
 
 @require_safe
 def tell_problems(request: Any) -> Any:
-    """The public page about the codes of problem documents."""
+    """Serve the public page about the codes of problem documents."""
     return response_of(problem_page())
 
 

@@ -207,7 +207,7 @@ def _give(request: Any, permit: Permit | None) -> None:
 
 
 def _request_of(declared: Declared, args: tuple[Any, ...]) -> Any:
-    """The request among the arguments: first of a function, second of a method."""
+    """Find the request among the arguments: first of a function, second of a method."""
     for each in args[:2]:
         if isinstance(each, HttpRequest) or isinstance(getattr(each, "_request", None), HttpRequest):
             return each
@@ -218,7 +218,7 @@ def _request_of(declared: Declared, args: tuple[Any, ...]) -> Any:
 
 
 def _call_of(declared: Declared, request: Any) -> DjangoCall | None:
-    """The request's capture; None for a method that is not a command."""
+    """Return the request's capture; None for a method that is not a command."""
     if request.method not in UNSAFE_METHODS:
         return None
     call = getattr(getattr(request, "_request", request), CALL, None)
@@ -251,7 +251,7 @@ def _command(
 
 
 def _lookup_parameter(views: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
-    """The parameter by which a view of REST framework finds its object, as its model reads it: ``07`` is 7."""
+    """Return the parameter by which a view of REST framework finds its object, as its model reads it: ``07`` is 7."""
     for view in views:
         field = getattr(view, "lookup_field", None)
         name: str = getattr(view, "lookup_url_kwarg", None) or field or ""
@@ -277,7 +277,7 @@ def bulk(
     counts: Sequence[str] | None = None,
     **options: Unpack[BulkOptions],
 ) -> BulkView:
-    """A list of items as one command: ``path("approvals", semel.bulk("cases.approve", approve).answer)``.
+    """Declare a list of items as one command: ``path("approvals", semel.bulk("cases.approve", approve).answer)``.
 
     Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
     ``handler`` a function of an item; ``using`` the alias of the database that holds its record; ``body_bytes_max`` of

@@ -51,7 +51,7 @@ class _Plan:
         self._make_key = make_key
 
     def add_key(self, details: Any) -> _Details | None:
-        """The call's details with a key; None where its method is not one that a key makes safe."""
+        """Add a key to the call's details; None where its method is not one that a key makes safe."""
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         if method not in self._methods:
             return None
@@ -68,7 +68,7 @@ class _Plan:
         )
 
     def pause(self, tried: int, code: Any, trailing: Any, left: float | None) -> float | None:
-        """The seconds to wait before the next attempt; None if there is none."""
+        """Return the seconds to wait before the next attempt; None if there is none."""
         asked = retry_delay(trailing)
         if tried >= self._attempts_max or not (
             code is Code.UNAVAILABLE or (code in _ASKED_AGAIN and asked is not None)
@@ -79,7 +79,7 @@ class _Plan:
 
 
 def new_key() -> str:
-    """A new key for one intent: a random UUID."""
+    """Make a key for one intent: a random UUID."""
     return str(uuid.uuid4())
 
 

@@ -37,7 +37,7 @@ class CapturedContext:
         return self._aborted is not None
 
     def end(self, body: bytes) -> RpcEnd:
-        """The end of the call; ``body`` is the serialised response, if any."""
+        """Return the end of the call; ``body`` is the serialised response, if any."""
         if self._aborted is not None:
             return self._aborted
         return RpcEnd(self._code or Code.OK, self._details, self._trailing, body)
@@ -60,7 +60,7 @@ class CapturedContext:
         raise CallAborted(f"{code.name}: {details}")
 
     def set_code(self, code: Code) -> None:
-        """The code that the call ends with when the method returns."""
+        """Set the code that the call ends with when the method returns."""
         self._code = as_code(code)
 
     def set_details(self, details: str) -> None:
@@ -68,19 +68,19 @@ class CapturedContext:
         self._details = as_details(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """The metadata that is sent when the call is over."""
+        """Set the metadata that is sent when the call is over."""
         self._trailing = as_metadata(trailing_metadata)
 
     def code(self) -> Code | None:
-        """The code that was set."""
+        """Return the code that was set."""
         return self._code
 
     def details(self) -> str:
-        """The message that was set."""
+        """Return the message that was set."""
         return self._details
 
     def trailing_metadata(self) -> Metadata:
-        """The metadata that was set to be sent when the call is over."""
+        """Return the metadata that was set to be sent when the call is over."""
         return self._trailing
 
 
@@ -97,7 +97,7 @@ class AsyncCapturedContext(CapturedContext):
 
 
 def permit_of(context: Any) -> Permit:
-    """The permit of the call that is being run: ``permit_of(context).key_for("charge")``.
+    """Return the permit of the call that is being run: ``permit_of(context).key_for("charge")``.
 
     Parameters: ``context`` that the servicer's method was given.
 

@@ -114,7 +114,7 @@ class DeclaredRpc:
         self._recipe = f"{_RECIPE}+{','.join(sorted(rpc.counts))}" if rpc.counts else _RECIPE
 
     def command(self, raw: bytes, message: Any, metadata: Iterable[Any], context: Any) -> Command | None:
-        """The command that a call is; None where it has no key and needs none.
+        """Make the command that a call is; None where it has no key and needs none.
 
         Raises RequestError, and CallerNotKnown where there is a key without a caller.
         """
@@ -176,7 +176,7 @@ class DeclaredRpc:
         return check_key(value, field)
 
     def _misfit(self, key: str, raw: bytes) -> RequestError | None:
-        """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
+        """Return the limit of today that a call breaks, if any: it is refused unless its key is on record."""
         if len(raw) > self.policy.body_bytes_max:
             return RequestTooLarge(
                 f"the request has {len(raw)} bytes; the maximum is {self.policy.body_bytes_max} are taken"
@@ -189,7 +189,7 @@ class DeclaredRpc:
         return None
 
     def wait_seconds(self, remaining: float | None) -> float:
-        """The waiting time of a duplicate: shorter than the client's, so that it gets the verdict."""
+        """Return the waiting time of a duplicate: shorter than the client's, so that it gets the verdict."""
         most = self.policy.wait_seconds
         return most if remaining is None else min(most, max(0.0, remaining * 0.8))
 
@@ -205,7 +205,7 @@ def declare(
     caller: CallerOfCall | None,
     services: Iterable[Any],
 ) -> dict[str, DeclaredRpc]:
-    """The declared methods by their paths. Raises ConfigurationError and PolicyError."""
+    """Return the declared methods by their paths. Raises ConfigurationError and PolicyError."""
     if caller is None:
         raise ConfigurationError(
             "caller= is missing: a key means something only for its caller; give a function of the Call that returns "

@@ -48,7 +48,7 @@ class _Run:
         return kind(self.context, permit)
 
     def answer_of(self, context: CapturedContext, response: Any) -> Answer:
-        """The answer of a method that is over, by returning or by its abort."""
+        """Make the answer of a method that is over, by returning or by its abort."""
         body = b""
         if not context.is_aborted and response is not None:
             body = _serialise(self.handler.response_serializer, response)
@@ -67,13 +67,13 @@ class _Run:
         return answer
 
     def result(self, result: Result) -> RpcEnd:
-        """The end of the call for the client: complete if it ran here, the stored part for a replay."""
+        """Return the end of the call for the client: complete if it ran here, the stored part for a replay."""
         if result.replayed or self.ended is None:
             return RpcEnd.of_answer(result.answer).also((OPERATION, result.operation_id), (REPLAYED, "true"))
         return self.ended.also((OPERATION, result.operation_id))
 
     def refusal(self, error: BaseException) -> RpcEnd:
-        """The end of a call that raised. Raises the error again if it is the method's own or the developer's."""
+        """Return the end of a call that raised. Raises the error again if it is the method's own or the developer's."""
         if isinstance(error, _RolledBack):
             return error.end
         unconfirmed = self.permit is not None and isinstance(error, StoreError)
@@ -110,7 +110,7 @@ def _as_they_are(raw: bytes) -> bytes:
 
 
 def _begin(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tuple[Any, Command | RpcEnd | None]:
-    """A call's message, and its command; or how the call ends that is none, or None where it runs unprotected.
+    """Read a call's message, and its command; or how the call ends that is none, or None where it runs unprotected.
 
     Raises what the developer has to mend.
     """
@@ -125,7 +125,7 @@ def _begin(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tup
 
 
 def _find(methods: Mapping[str, DeclaredRpc], handler: Any, method: str) -> DeclaredRpc | None:
-    """The declaration of a call's method. Raises ConfigurationError where it streams."""
+    """Find the declaration of a call's method. Raises ConfigurationError where it streams."""
     declared = methods.get(method)
     if declared is None or handler is None:
         return None
@@ -317,7 +317,7 @@ def _send(context: Any, end: RpcEnd) -> Any:
 
 
 def _refusing(handler: Any, refuse: Callable[[Any], Any], *, is_async: bool = False) -> Any:
-    """A handler of the same shape that refuses each call."""
+    """Make a handler of the same shape that refuses each call."""
 
     def plain(request: Any, context: Any) -> Any:
         refuse(context)

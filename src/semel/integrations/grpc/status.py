@@ -67,19 +67,19 @@ class RpcEnd:
     body: bytes = b""
 
     def answer(self, kept: frozenset[str]) -> Answer:
-        """The stored answer: the trailing metadata named in ``kept``, and the error's details."""
+        """Make the stored answer: the trailing metadata named in ``kept``, and the error's details."""
         pairs = [(name.encode(), _raw(value)) for name, value in self.trailing if name in kept or name == DETAILS]
         if self.code is not Code.OK:
             pairs = [(_STATUS, b"%d" % self.code.value[0]), (_MESSAGE, self.details.encode()), *pairs]
         return Answer(_HTTP[self.code], tuple(pairs), self.body if self.code is Code.OK else b"")
 
     def find_dropped(self, kept: frozenset[str]) -> list[bytes]:
-        """The names of the trailing metadata that are not stored."""
+        """Return the names of the trailing metadata that are not stored."""
         return [name.encode() for name, _ in self.trailing if name not in kept and name != DETAILS]
 
     @classmethod
     def of_answer(cls, answer: Answer) -> RpcEnd:
-        """The end that an answer was made of."""
+        """Return the end that an answer was made of."""
         code, details, trailing = Code.OK, "", []
         for name, value in answer.headers:
             if name == _STATUS:
@@ -91,7 +91,7 @@ class RpcEnd:
         return cls(code, details, tuple(trailing), answer.body)
 
     def also(self, *pairs: tuple[str, str | bytes]) -> RpcEnd:
-        """The same with more trailing metadata."""
+        """Return the same with more trailing metadata."""
         return RpcEnd(self.code, self.details, (*self.trailing, *pairs), self.body)
 
 
@@ -107,17 +107,17 @@ def _text(value: bytes) -> str | bytes:
 
 
 def as_metadata(given: Iterable[Any] | None) -> Metadata:
-    """A handler's metadata as pairs."""
+    """Make a handler's metadata into pairs."""
     return tuple((str(name), value) for name, value in given or ())
 
 
 def as_code(given: Any) -> Code:
-    """A code as gRPC takes it from a handler: itself or its number; UNKNOWN where it is neither."""
+    """Make a code as gRPC takes it from a handler: itself or its number; UNKNOWN where it is neither."""
     return given if isinstance(given, Code) else _NUMBERS.get(given, Code.UNKNOWN)
 
 
 def as_details(given: str | bytes | None) -> str:
-    """A handler's text for people, as it can be sent and stored."""
+    """Make a handler's text for people into one that can be sent and stored."""
     raw = given if isinstance(given, bytes) else str(given or "").encode(errors="replace")
     return raw.decode(errors="replace")
 
@@ -142,7 +142,7 @@ _CODES: Final[dict[Kind, Code]] = {
 
 
 def refuse(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
-    """The end of a call that Semel refused; None for an error of the developer.
+    """Return the end of a call that Semel refused; None for an error of the developer.
 
     Parameters: ``maybe_done`` where an ATOMIC method has run, so that it may have been committed.
     """
@@ -163,7 +163,7 @@ def refusal(
     retry_seconds: float | None = None,
     state: str | None = None,
 ) -> RpcEnd:
-    """An end with the details of google.rpc: ErrorInfo, whose reason is the problem's code, and RetryInfo."""
+    """Make an end with the details of google.rpc: ErrorInfo, whose reason is the problem's code, and RetryInfo."""
     more = {"keyAction": action or problem.key_action, "operationId": operation_id, "state": state}
     info = ErrorInfo(reason=problem.code, domain=DOMAIN, metadata={name: text for name, text in more.items() if text})
     details = [_pack(info)]
@@ -185,7 +185,7 @@ def _pack(message: Any) -> AnyMessage:
 
 
 def retry_delay(trailing: Iterable[Any] | None) -> float | None:
-    """The seconds of a RetryInfo in a call's trailing metadata; None where there is none that can be read."""
+    """Read the seconds of a RetryInfo in a call's trailing metadata; None where there is none that can be read."""
     for name, value in trailing or ():
         if name == DETAILS and isinstance(value, bytes):
             try:

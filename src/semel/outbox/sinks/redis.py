@@ -7,39 +7,78 @@ same ``semel-id``, which consumers must know.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 from urllib.parse import SplitResult, urlencode
+
+import redis.asyncio as client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import TimeoutError as Late
 
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers
-from semel.outbox.sinks.redis_streams import AppendLost, Streams
 from semel.stores.backend import hide_password
+
+# A server that answers so refuses every entry: the event is not at fault.
+_CLOSED: Final = (Lost, Late, ReadOnlyError, OutOfMemoryError, ClusterDownError)
+_CLOSED_TEXTS: Final = ("MISCONF", "NOREPLICAS", "BUSY ")
 
 
 class RedisSink:
-    """Appends to a server's streams. Parameters as ``Streams``; ``prefix`` is put before each topic."""
+    """Appends to a server's streams.
+
+    Parameters: ``url`` redis:// or rediss://; ``prefix`` is put before each topic; ``maxlen`` about how many entries a
+    stream keeps; None keeps all; ``create`` whether a stream that does not exist is made by its first entry.
+    """
 
     def __init__(self, url: str, *, prefix: str = "", maxlen: int | None = None, create: bool = True) -> None:
         self.name = hide_password(url)
         self.identity = f"{self.name} {prefix}"
-        self._streams = Streams(url, maxlen=maxlen, create=create)
+        self._client: Any = client.Redis.from_url(
+            url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
+        )
         self._prefix = prefix
+        self._maxlen = maxlen
+        self._create = create
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """Add all events in one round trip."""
-        entries = []
-        for event in events:
+        pipe = self._client.pipeline(transaction=False)
+        streams = [f"{self._prefix}{event.topic}" for event in events]
+        for stream, event in zip(streams, events, strict=True):
             fields = {name.encode(): value.encode() for name, value in message_headers(event).items()}
-            entries.append((f"{self._prefix}{event.topic}", {**fields, b"payload": event.payload}))
+            fields[b"payload"] = event.payload
+            pipe.xadd(stream, fields, maxlen=self._maxlen, approximate=True, nomkstream=not self._create)
         try:
-            said = await self._streams.append(entries)
-        except AppendLost as error:
-            return [Unreached(str(error))] * len(events)
-        return [None if refused is None else Refused(str(refused)) for refused in said]
+            replies = await pipe.execute(raise_on_error=False)
+        except (RedisError, OSError) as error:
+            return [Unreached(_text(error))] * len(events)
+        closed = next((reply for reply in replies if _is_closed(reply)), None)
+        if closed is not None:
+            await self.close()  # after a failover the name may lead to another server
+            return [Unreached(_text(closed))] * len(events)
+        return [_read_reply(stream, reply) for stream, reply in zip(streams, replies, strict=True)]
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._streams.close()
+        """Close the connections; they are opened again when they are needed."""
+        await self._client.aclose()
+
+
+def _is_closed(reply: object) -> bool:
+    return isinstance(reply, _CLOSED) or (isinstance(reply, ResponseError) and str(reply).startswith(_CLOSED_TEXTS))
+
+
+def _read_reply(stream: str, reply: object) -> Reply:
+    if isinstance(reply, RedisError):
+        return Refused(_text(reply))
+    return Refused(f"there is no stream {stream!r}; make it, or let the sink (?create=yes)") if reply is None else None
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def redis_sink(url: SplitResult, options: dict[str, str]) -> RedisSink:

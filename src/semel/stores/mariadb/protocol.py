@@ -19,7 +19,7 @@ from semel.core.flow import Ask, Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused
 from semel.stores.clock import Clock
 from semel.stores.mariadb.errors import AUTOINC_BUSY, CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, MariadbRefused, another_server
-from semel.stores.mariadb.requests import OfEach, Reserve, Rows, SettleTogether, SeveralStatements
+from semel.stores.mariadb.requests import OfEach, Reserve, RowValues, SettleTogether, SeveralStatements
 from semel.stores.sql.statements import Argument, Execute, Params, Query, Row, Script, Statement, Together
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def _list(values: Sequence[Argument]) -> str:
     return f"({','.join(map(literal, values)) or 'NULL'})"
 
 
-def _rows(rows: Rows, given: Mapping[str, Any]) -> str:
+def _rows(rows: RowValues, given: Mapping[str, Any]) -> str:
     names, own = rows.each.names, rows.own
     # Neither a text nor bytes are written with a percent sign.
     alike = tuple(["%s" if name in own else literal(given[name]) for name in names])
@@ -205,7 +205,7 @@ def render(statement: Statement, params: Params | Row, clock: Clock | None, *, n
     """A statement with its values; ``:now`` is the clock's where no ``now`` is given."""
     assert not isinstance(params, tuple)
     given: dict[str, Any] = {**params, "now": now or (SERVER_NOW if clock is None else clock())}
-    if type(rows := given.get("rows")) is Rows:
+    if type(rows := given.get("rows")) is RowValues:
         given["rows"] = _Written(_rows(rows, given))
     values = list(map(given.__getitem__, statement.names))
     return _template(statement.text) % tuple(map(call, map(_WRITERS.__getitem__, map(type, values)), values))

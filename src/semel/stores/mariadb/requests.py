@@ -11,7 +11,7 @@ from semel.stores.sql.statements import Execute, Params, Query, Row, Statement
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowValues:
     """A parameter: what follows VALUES, several rows of values.
 
     Parameters: ``each`` the text of one row; ``own`` the parameters in it that differ, whose ``values`` each row has in

@@ -34,7 +34,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import answer_digest, digest_answers, pack_headers
-from semel.stores.mariadb.requests import OfEach, Reserve, Rows, SettleTogether, SeveralStatements
+from semel.stores.mariadb.requests import OfEach, Reserve, RowValues, SettleTogether, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
 from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, Value, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
@@ -151,7 +151,7 @@ def _claiming(claims: Sequence[Claim], wait: int, store_id: str | None) -> Query
         else:
             many = list(map(columns_of, parts))
             each |= {name: [one[name] for one in many] for name in many[0]}
-    shared["rows"] = Rows(_EACH, tuple(each), list(zip(*each.values(), strict=True)))
+    shared["rows"] = RowValues(_EACH, tuple(each), list(zip(*each.values(), strict=True)))
     return Query(_CLAIM_TOGETHER if store_id is None else _CLAIM_TOGETHER_IN, shared)
 
 

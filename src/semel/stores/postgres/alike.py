@@ -27,7 +27,7 @@ id_of: Final = itemgetter(0)  # of a claim or a settlement
 
 
 def with_shared(statement: Statement, own: Sequence[str], name: str = "alike") -> Statement:
-    """A statement over rows of arrays, with plain values for all columns but a row's ``own``.
+    """Write a statement over rows of arrays with plain values for all columns but a row's ``own``.
 
     Parameters: ``name`` that is put behind the statement's.
 
@@ -53,7 +53,7 @@ SETTLEMENTS_OWN: Final = ("id", "fence", "nonce", "answer_digest", "body")
 
 
 def claims_alike(claims: Sequence[Claim], store_id: str | None) -> tuple[bool, dict[str, Argument]] | None:
-    """What claims in the same terms write, and whether they also have one scope; None where their terms differ."""
+    """Return what claims in the same terms write, and whether they share a scope; None where their terms differ."""
     count = len(claims)
     ids, nonces, scopes, key_hashes, recipes, fingerprints, operation_ids, holders, terms, _, _, quotas = zip(
         *claims, strict=True
@@ -80,18 +80,18 @@ def claims_alike(claims: Sequence[Claim], store_id: str | None) -> tuple[bool, d
 
 
 def _names(scopes: Sequence[Scope]) -> dict[str, Argument]:
-    """The names of several callers or operations, a column each."""
+    """Return the names of several callers or operations, a column each."""
     return dict(zip(Scope._fields, map(all_escaped, zip(*scopes, strict=True)), strict=True))
 
 
 @lru_cache(maxsize=1024)
 def names_of(scope: Scope) -> dict[str, Value]:
-    """A caller's names as they are written; cached, because each of its commands has the same ones."""
+    """Return a caller's names as they are written; cached, because each of its commands has the same ones."""
     return {name: escape(text) for name, text in scope._asdict().items()}
 
 
 def settlements_alike(settlements: Sequence[Settlement]) -> dict[str, Argument] | None:
-    """What settlements of different records write; None where they differ in more than their own columns.
+    """Return what settlements write that differ only in their own columns; None where they differ in more.
 
     Or where one of them is no answer: the rules say what becomes of such a record.
     """

@@ -59,6 +59,6 @@ class JoinedInTest(JoinedPostgres):
 
 
 def _batch_of_one(needed: Query) -> Params:
-    """The values of a unit's statement, as the ordinary one takes them."""
+    """Return the values of a unit's statement as the ordinary one takes them."""
     assert not isinstance(needed.params, tuple)
     return {name: value if name == "store" else [cast(Value, value)] for name, value in needed.params.items()}

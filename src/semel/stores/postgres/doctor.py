@@ -15,7 +15,7 @@ SQL: Final = statements("semel.stores.postgres", "sql/doctor.sql")
 
 
 def checks() -> Sequence[DoctorCheck]:
-    """The checks of the table of records, the server's connections, and the tables that handlers may write."""
+    """Return the checks of the table of records, the server's connections, and the tables that handlers may write."""
     return (
         DoctorCheck("room", _look_at_room),
         DoctorCheck("connections", _look_at_connections),
@@ -34,13 +34,13 @@ def _look_at_connections() -> Flow[list[DoctorFinding]]:
 
 
 def _look_at_tables() -> Flow[list[DoctorFinding]]:
-    """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
+    """Judge the database's tables that an ATOMIC transaction cannot vouch for."""
     found = yield from ask(Query(SQL["other_tables"], {}))
     return [tables({str(name): str(kind) for name, kind in found})]
 
 
 def tables(others: Mapping[str, str]) -> DoctorFinding:
-    """The finding on unlogged (``u``) and foreign (``f``) tables, by name.
+    """Judge unlogged (``u``) and foreign (``f``) tables, by name.
 
     >>> tables({"cache": "u"}).detail
     'unlogged: cache; a server crash empties them, while the record and the answer remain'
@@ -62,7 +62,7 @@ def tables(others: Mapping[str, str]) -> DoctorFinding:
 
 
 def room(size: int, living: int, dead: int) -> DoctorFinding:
-    """The finding on a table of so many bytes, living and dead rows.
+    """Judge a table of so many bytes, living and dead rows.
 
     >>> room(8192, 10, 0).detail
     'semel_record has 8192 B with its indexes, about 10 rows; the server does not tell how full its disk is'

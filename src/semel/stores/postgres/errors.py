@@ -51,7 +51,7 @@ _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the conne
 
 
 def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
-    """The error to raise for what a client library raised while a statement was on its way."""
+    """Make the error to raise for what a client library raised while a statement was on its way."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     if sqlstate is None or sqlstate in _UNDECIDED or sqlstate.startswith("08"):
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
@@ -77,7 +77,7 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
 
 
 def of_a_trigger(error: BaseException) -> HandlerRefused | None:
-    """The error to raise for what a function of the application's did wrong while Semel settled and committed.
+    """Make the error for what a function of the application's did wrong while Semel settled and committed.
 
     Semel has no functions in the database, so an error that a function raised (it has a context) comes from a trigger;
     a deferred one runs at COMMIT. None for every other error, and for one that does not say what went wrong.
@@ -139,7 +139,7 @@ def _by_words(text: str) -> str:
 
 
 def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
-    """The error for a connection that could not be opened: nothing was sent."""
+    """Make the error for a connection that could not be opened: nothing was sent."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it

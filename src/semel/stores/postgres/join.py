@@ -70,7 +70,7 @@ class Line(Protocol):
         """Roll back what the join itself began, and nothing else; awaited on a loop."""
 
     def fail(self) -> None:
-        """The settlement was refused: mark the transaction for rollback, where the library can."""
+        """Mark the transaction for rollback, where the library can: the settlement was refused."""
 
 
 class PostgresHome:
@@ -126,7 +126,7 @@ class _Joined:
             raise JoinRefused(SAVEPOINT_OPEN)
 
     def _is_refused(self, failed: LineFailed) -> bool:
-        """A settlement that failed: False where the claim is not this transaction's own."""
+        """Judge a settlement that failed: False where the claim is not this transaction's own."""
         self._line.fail()
         if failed.sqlstate == _DIVISION:
             return False
@@ -135,7 +135,7 @@ class _Joined:
         raise failed.error from failed.__cause__
 
     def hand_out(self) -> Any:
-        """The user has the connection already."""
+        """Do nothing: the user has the connection already."""
         return self.connection
 
 

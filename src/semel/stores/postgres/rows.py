@@ -61,14 +61,14 @@ _LOCK: Final = Struct("!q").unpack_from
 
 
 def lock_of(id: bytes) -> int:
-    """The advisory lock of a record: 64 bits of its id, as PostgreSQL's signed number."""
+    """Return the advisory lock of a record: 64 bits of its id, as PostgreSQL's signed number."""
     lock: int = _LOCK(id)[0]
     return lock
 
 
 @cache
 def write_unit(name: str, digits: int, batch: str | None = None) -> Statement:
-    """A unit's statement as it is written while the number of units has so many digits.
+    """Write a unit's statement as it is while the number of units has so many digits.
 
     A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
     text is planned anew, so that by the time of a thousand records none of these plans is used any more.
@@ -81,7 +81,7 @@ def write_unit(name: str, digits: int, batch: str | None = None) -> Statement:
 
 @cache
 def silent_settle(settle: Statement) -> Statement | None:
-    """A unit's settlement that fails as it does, and returns no row; None where it writes more than its record."""
+    """Make a settlement that fails as this one and returns no row; None where it writes more than its record."""
     settling, found, ends = settle.text.rpartition("\nSELECT 1 / count(*)")
     if not found or ends != ", bool_and(outermost) FROM settled":
         return None
@@ -89,7 +89,7 @@ def silent_settle(settle: Statement) -> Statement | None:
 
 
 def _taking(name: str) -> Statement:
-    """A statement that takes places, with that part written out."""
+    """Write out the part of a statement that takes places."""
     text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
     return compose(name, text, planned_once=QUOTAS[name].planned_once)
 
@@ -186,7 +186,7 @@ def _claiming(claims: list[Claim], unit: Statement | None, store_id: str | None)
 
 
 def _claim_columns(claims: list[Claim]) -> dict[str, Argument]:
-    """The columns of a batch of claims."""
+    """Return the columns of a batch of claims."""
     given = columns(Claim._fields, claims)
     scopes = columns(Scope._fields, given["scope"])
     terms = columns(Terms._fields, given["terms"])
@@ -219,7 +219,7 @@ _UNCOUNTED: Final = (None,) * len(_ALLOWANCE)
 
 
 def _allowances(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
-    """The columns of a batch's quotas."""
+    """Return the columns of a batch's quotas."""
     return columns(_ALLOWANCE, [_UNCOUNTED if claim.quota is None else claim.quota for claim in claims])
 
 
@@ -233,7 +233,7 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
 
 
 def unit_values(claim: Claim) -> dict[str, Argument]:
-    """What one claim writes, as the statements of ATOMIC units take it.
+    """Return the values that one claim writes, as the statements of ATOMIC units take them.
 
     A caller's names and a policy's terms come again with each command: they are written down once.
     """
@@ -253,7 +253,7 @@ def unit_values(claim: Claim) -> dict[str, Argument]:
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
-    """The records of these ids, each with the time to decide by."""
+    """Read the records of these ids, each with the time to decide by."""
     rows = yield from ask(Query(SQL["look"], {"ids": list(ids), "store": None}))
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row[1:])) for row in rows}
 
@@ -313,7 +313,7 @@ def _settle_left(
 
 
 def settlement_params(settlement: Settlement) -> Mapping[str, Value]:
-    """One settlement, as the statements of ATOMIC units take it."""
+    """Return one settlement as the statements of ATOMIC units take it."""
     answer, kind = settlement.answer, settlement.answer_kind
     block = None if answer is None else pack_headers(answer.headers)
     kept = kind in STORED_ANSWERS
@@ -336,7 +336,7 @@ def settlement_params(settlement: Settlement) -> Mapping[str, Value]:
 
 
 def settlement_columns(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
-    """The columns of a batch of settlements."""
+    """Return the columns of a batch of settlements."""
     given = columns(Settlement._fields, settlements)
     answers: list[Answer | None] = given["answer"]
     blocks = [None if answer is None else pack_headers(answer.headers) for answer in answers]

@@ -16,7 +16,7 @@ _NEEDED: Final = frozenset({("semel_record", "SELECT"), ("semel_record", "INSERT
 
 
 def observe() -> Flow[list[Observed]]:
-    """What the server says of itself, and of the rights of this user."""
+    """Ask the server for its settings and for the rights of this user."""
     settings = yield from ask(Query(SQL["read_settings"], {}))
     lacking = yield from ask(Query(SQL["read_grants"], {}))
     found = list(judge({str(name): str(value) for name, value in settings}))
@@ -78,7 +78,7 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
 
 
 def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
-    """The finding on the rights that this user lacks: (table, right) each.
+    """Judge the rights that this user lacks: (table, right) each.
 
     >>> judge_rights([("semel_bulk", "INSERT"), ("semel_bulk", "UPDATE"), ("semel_item", "DELETE")]).remedy
     'GRANT INSERT, UPDATE ON semel_bulk to this user; GRANT DELETE ON semel_item to this user'

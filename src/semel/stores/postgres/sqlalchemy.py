@@ -25,7 +25,7 @@ _DRIVERS: Final = {"psycopg", "psycopg_async", "asyncpg"}
 
 
 def line_of(target: Session | Connection) -> PsycopgLine:
-    """The line of a Session or Connection through psycopg. Raises JoinRefused."""
+    """Return the line of a Session or Connection through psycopg. Raises JoinRefused."""
     connection = connection_of(target)
     if connection.dialect.driver != "psycopg":
         raise JoinRefused(
@@ -43,7 +43,7 @@ def line_of(target: Session | Connection) -> PsycopgLine:
 
 
 async def line_of_async(target: Any) -> AsyncPsycopgLine | AsyncpgAlchemyLine:
-    """The line of an AsyncSession or AsyncConnection. Raises JoinRefused."""
+    """Return the line of an AsyncSession or AsyncConnection. Raises JoinRefused."""
     connection: Connection = await target.run_sync(connection_of)
     if connection.dialect.driver not in _DRIVERS:
         raise JoinRefused(f"the dialect {connection.dialect.name}+{connection.dialect.driver} cannot be joined")
@@ -60,7 +60,7 @@ async def line_of_async(target: Any) -> AsyncPsycopgLine | AsyncpgAlchemyLine:
 
 
 def connection_of(target: Session | Connection) -> Connection:
-    """The connection that a Session's transaction is on. Raises JoinRefused."""
+    """Return the connection that a Session's transaction is on. Raises JoinRefused."""
     if target.in_nested_transaction():
         raise JoinRefused(SAVEPOINT)
     connection = target.connection() if isinstance(target, Session) else target

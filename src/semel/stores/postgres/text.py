@@ -30,7 +30,7 @@ def escape(text: str | None) -> str | None:
 
 
 def all_escaped(texts: Sequence[str | None]) -> list[str | None]:
-    """A column as it is written: most hold nothing that must be."""
+    """Escape a column: most hold nothing that must be."""
     whole = "".join(filter(None, texts))
     return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escape, texts))
 
@@ -41,7 +41,7 @@ def unescape(text: str) -> str:
 
 
 def record(row: Row) -> Record:
-    """The record of a row, in the order of the record's fields."""
+    """Make the record of a row, in the order of the record's fields."""
     if "\\" not in "".join(filter(None, _texts(row))):
         return Record._make(row)
     values: list[Any] = list(row)
@@ -52,7 +52,7 @@ def record(row: Row) -> Record:
 
 
 def escape_row(row: Record) -> Record:
-    """A record with its texts as they are written."""
+    """Return a record with its texts as they are written."""
     return row._replace(
         doubt=escape(row.doubt),
         business_ref=escape(row.business_ref),

@@ -29,7 +29,7 @@ def _needs(*, asyncpg: bool) -> ConfigurationError:
 
 
 def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """The backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
+    """Make the backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
 
     Raises:
         UrlError: an option cannot be understood.
@@ -118,7 +118,7 @@ def _check_whole(plain: str) -> None:
 def postgres_backend(
     conninfo: str, *, asyncpg: bool = False, schema: str | None = None, clock: Clock | None = None, **options: Any
 ) -> Backend:
-    """The backend of a PostgreSQL server.
+    """Make the backend of a PostgreSQL server.
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``asyncpg`` whether that library
     performs on event loops (threads always use psycopg); ``schema``, ``clock`` and ``options`` as in

@@ -73,7 +73,7 @@ def _claim_unseen(claims: Sequence[Claim]) -> Flow[Sequence[Verdict] | None]:
 
 
 def _claim_values(claim: Claim, grant: Grant) -> Bound:
-    """The values of ``insert_claim``, in its order."""
+    """Return the values of ``insert_claim``, in its order."""
     terms = claim.terms
     granted: tuple[Any, ...] = grant
     spans: tuple[Any, ...] = terms
@@ -119,7 +119,7 @@ def _settle(settlements: Sequence[Settlement]) -> Flow[Sequence[Settling] | None
 
 
 def _settle_values(settlement: Settlement, now: int) -> Bound:
-    """The values of ``settle_answered``, in its order."""
+    """Return the values of ``settle_answered``, in its order."""
     id, fence, nonce, state, answer, kind, *_ = settlement
     assert answer is not None
     status, headers, body = answer

@@ -30,7 +30,7 @@ UNSEEN: Final = "the database file cannot be looked at: check the disk, and the 
 def open_connection(
     path: str, synchronous: str, *, reading: bool = False, factory: type[sqlite3.Connection] = sqlite3.Connection
 ) -> sqlite3.Connection:
-    """A connection in explicit-transaction mode; any thread may use it, one at a time.
+    """Open a connection in explicit-transaction mode; any thread may use it, one at a time.
 
     Raises sqlite3.Error where the file cannot be opened, SchemaError where there is none to read,
     StoreUnavailable in a forked process that must not open it.
@@ -69,7 +69,7 @@ def open_connection(
 
 
 def _migrate(path: str) -> str:
-    """What to run; without the path, of a connection of the user's, the engine adds the store's URL."""
+    """Name the command to run; without the path, of a connection of the user's, the engine adds the store's URL."""
     return (
         f"run: semel migrate --url {shlex.quote('sqlite:///' + quote(os.fsencode(path)))}"
         if path
@@ -88,7 +88,7 @@ def _create_private(path: str) -> None:
 
 
 def why_not(file: Path) -> str:
-    """The reason that a process cannot open and write a database file, with the remedy."""
+    """Say why a process cannot open and write a database file, with the remedy."""
     try:
         return _explain_path(file)
     except OSError as error:  # the disk that refuses SQLite may refuse this look as well
@@ -111,7 +111,7 @@ def _explain_path(file: Path) -> str:
 
 
 def undecodable() -> sqlite3.DatabaseError:
-    """The meaning of a UnicodeDecodeError on a connection: SQLite's own message quotes a damaged schema."""
+    """Explain a UnicodeDecodeError on a connection: SQLite's own message quotes a damaged schema."""
     error = sqlite3.DatabaseError("database disk image is malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
@@ -144,7 +144,7 @@ Answering = Callable[[sqlite3.Connection, Clock], Answer]
 
 
 def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
-    """A function that performs asks on this connection: all that a driver does to a database goes through one."""
+    """Make the function that performs asks on this connection: a driver does all to a database through one."""
     execute = connection.execute
 
     def answer(needed: Ask[Any]) -> Any:

@@ -69,7 +69,7 @@ class Mount:
 
 
 def checks(*, full: bool, quick: bool) -> Sequence[DoctorCheck]:
-    """The checks of the file, its journal and its disk.
+    """Return the checks of the file, its journal and its disk.
 
     Parameters: ``full`` checks the integrity of a large file too; ``quick`` leaves out what looks at every row.
     """
@@ -152,7 +152,7 @@ def _look_at_backlog() -> Flow[list[DoctorFinding]]:
 
 
 def mount_of(path: PurePath, mounts: str) -> Mount | None:
-    """The mount that a path lies in, by the text of Linux's ``mountinfo``.
+    """Return the mount that a path lies in, by the text of Linux's ``mountinfo``.
 
     >>> line = "36 35 98:0 / /mnt rw,noatime shared:1 - ext3 /dev/root rw,errors=continue"
     >>> mount_of(PurePath("/mnt/shop/semel.db"), line).kind

@@ -193,7 +193,7 @@ class SqliteDriver:
         return job.result()
 
     def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
-        """The reply to one request of a verb, written with those of this tick's other callers. As :meth:`run_async`."""
+        """Ask for the reply to one request of a verb, written with this tick's other callers'. As :meth:`run_async`."""
         try:
             bundle = BUNDLES[verb.__func__]  # type: ignore[attr-defined]  # a method of the store's, as nearly all
         except (AttributeError, KeyError):
@@ -296,7 +296,7 @@ class SqliteDriver:
             return False
 
     def _take_group(self) -> list[Job]:
-        """The jobs up to the first that lends. Called with the gate held."""
+        """Take the jobs up to the first that lends. Called with the gate held."""
         queue = self._queue
         jobs: list[Job] = []
         with suppress(IndexError):
@@ -309,7 +309,7 @@ class SqliteDriver:
         return jobs
 
     def _take_lending(self) -> Job | None:
-        """The queue's first job if it lends."""
+        """Take the queue's first job if it lends."""
         with suppress(IndexError):
             if self._queue[0].lends:
                 job = self._queue.popleft()

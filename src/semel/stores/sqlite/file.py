@@ -13,7 +13,7 @@ MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def read_facts(name: str) -> FileFacts:
-    """The facts about a file and the two files that SQLite keeps beside it. Raises OSError where it is gone."""
+    """Read the facts about a file and the two files that SQLite keeps beside it. Raises OSError where it is gone."""
     path = Path(name)
     beside = [Path(f"{name}-wal"), Path(f"{name}-shm")]
     file = path.stat()

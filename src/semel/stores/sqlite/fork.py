@@ -98,7 +98,7 @@ def _open_files() -> set[tuple[int, int]] | None:
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Which file a path names now; None where there is none.
+    """Return which file a path names now; None where there is none.
 
     Raises OSError where the file system cannot say it.
     """

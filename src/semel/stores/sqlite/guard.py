@@ -80,7 +80,7 @@ class SqliteUnitConnection(sqlite3.Connection):
 
     @contextmanager
     def ending(self, *, hurry: bool = False) -> Iterator[None]:
-        """The unit's last turn: the handler's savepoint is kept, then the connection accepts no more calls.
+        """Take the unit's last turn: keep the handler's savepoint, and then accept no more calls.
 
         Parameters: ``hurry`` interrupts a statement that a caller is still waiting for.
         """
@@ -111,7 +111,7 @@ class SqliteUnitConnection(sqlite3.Connection):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A turn for a statement; refused once there is no transaction that it would be part of."""
+        """Take a turn for a statement; refused once there is no transaction that it would be part of."""
         with self.turn:
             if self._over:
                 raise sqlite3.ProgrammingError("this ATOMIC command is over; its connection takes nothing more")
@@ -122,7 +122,7 @@ class SqliteUnitConnection(sqlite3.Connection):
             yield
 
     def cursor(self, factory: Any = None) -> Any:
-        """A cursor that takes turns. Raises NotSupportedError for a cursor of another kind."""
+        """Open a cursor that takes turns. Raises NotSupportedError for a cursor of another kind."""
         if factory is not None and factory is not sqlite3.Cursor:
             raise sqlite3.NotSupportedError("the connection of an ATOMIC command makes its own cursors")
         cursor = super().cursor(SqliteUnitCursor)

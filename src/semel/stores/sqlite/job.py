@@ -112,7 +112,7 @@ class FlowJob(Generic[T]):
         self.done = True
 
     def result(self) -> T:
-        """The flow's result, once; raises its error."""
+        """Return the flow's result, once; raises its error."""
         if self._error is not None:
             try:
                 raise self._error
@@ -214,14 +214,14 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
 
 
 def _judge(job: Job, error: BaseException) -> BaseException:
-    """The error of a job: where an earlier try is in doubt, that nothing was written is true of the last one only."""
+    """Make the error of a job: where an earlier try is in doubt, only the last one is known to have written nothing."""
     if isinstance(error, StoreUnavailable) and getattr(job, "in_doubt", False):
         return still_unknown(error, "an earlier commit of it failed in the middle")
     return error
 
 
 def nothing() -> Flow[None]:
-    """The flow of a job that only takes its turn."""
+    """Take a turn, and do nothing in it."""
     yield from ()
 
 

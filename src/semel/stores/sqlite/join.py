@@ -116,7 +116,7 @@ class JoinedUnit:
         return changed if isinstance(needed, ExecuteAsk) else rows
 
     def hand_out(self) -> Any:
-        """The user has the connection already."""
+        """Do nothing: the user has the connection already."""
         return self.connection
 
     def rollback(self) -> None:

@@ -88,7 +88,7 @@ async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
 
 
 def unknown(connection: Any) -> str:
-    """The error for an object that is no connection of a known library."""
+    """Make the error for an object that is no connection of a known library."""
     return (
         f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
         "a SQLAlchemy Session or Connection, django.db.connection, or with AsyncEngine an AsyncSession or "

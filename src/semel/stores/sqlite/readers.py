@@ -48,7 +48,7 @@ class Readers:
         self._still: list[Reader] = []  # those that ``hold`` took away
 
     def take(self) -> Reader:
-        """An idle one, or a new one.
+        """Take an idle one, or open a new one.
 
         Raises:
             StoreUnavailable: the file cannot be opened. SchemaError: there is none.

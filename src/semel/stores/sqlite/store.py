@@ -335,7 +335,7 @@ def _read(id: bytes) -> Flow[Record | None]:
 
 
 def look_first(claim: Claim) -> Flow[Verdict | Literal[False] | None]:
-    """What :meth:`SqliteStore.look` says of one claim, and False where no record has its id."""
+    """Look at one claim as :meth:`SqliteStore.look`; False where no record has its id."""
     return (yield from _look(claim, (yield from ask(NOW))))
 
 
@@ -442,7 +442,7 @@ def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[
 
 
 def _settlement(settlement: Settlement, now: int) -> Row:
-    """The values of the ``settle`` statement, in its order."""
+    """Return the values of the ``settle`` statement, in its order."""
     answer = settlement.answer
     if answer is None:
         digest = status = block = body = None

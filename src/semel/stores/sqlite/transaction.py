@@ -65,7 +65,7 @@ class SqliteUnit:
         self.rollback()
 
     def hand_out(self) -> SqliteUnitConnection:
-        """The connection, guarded: from here on the handler may write."""
+        """Give the handler the connection, guarded: from here on it may write."""
         try:
             self.connection.guard()
         except sqlite3.Error as error:

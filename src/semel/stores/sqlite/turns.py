@@ -27,7 +27,7 @@ BYTES_MOST: Final = 65_536
 
 
 def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
-    """The turn that this worker has from now on; None where the file cannot be written, or is locked just now.
+    """Take the turn that this worker has from now on; None where the file cannot be written, or is locked just now.
 
     A process that was stopped in the middle holds the lock, and no other one waits for it.
     """
@@ -58,7 +58,7 @@ def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
 
 
 def _read(file: int) -> dict[str, tuple[int, int]]:
-    """The file's content; nothing where another program has written it."""
+    """Read the file's content; nothing where another program has written it."""
     found: Any = None
     with suppress(ValueError):
         found = json.loads(os.pread(file, BYTES_MOST, 0) or b"{}")

@@ -19,7 +19,7 @@ _EXAMPLE: Final = "for example sqlite:///semel.db (a file here), sqlite:////var/
 
 
 def sqlite_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """The backend of a ``sqlite:///`` URL. Removes the options that it knows from ``options``.
+    """Make the backend of a ``sqlite:///`` URL. Removes the options that it knows from ``options``.
 
     Raises UrlError: the path or an option cannot be understood.
     """
@@ -50,7 +50,7 @@ def sqlite_url(url: SplitResult, options: dict[str, str]) -> Backend:
 
 
 def sqlite_backend(driver: SqliteDriver, busy_seconds: float = 5.0) -> Backend:
-    """The backend of a SQLite driver, with its ATOMIC units."""
+    """Make the backend of a SQLite driver, with its ATOMIC units."""
     file, store = StoreFile(driver.path, driver.clock, busy_seconds), driver.store
     return Backend(
         "sqlite",

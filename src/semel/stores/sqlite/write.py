@@ -21,7 +21,7 @@ ALONE: Final = (
 
 
 def writing(connection: Any, path: str, clock: Clock) -> JoinedUnit:
-    """The transaction of a sqlite3 connection, a SQLAlchemy Session or Connection, or Django's.
+    """Join the transaction of a sqlite3 connection, a SQLAlchemy Session or Connection, or Django's.
 
     Raises JoinRefused: another file, or nothing would be committed together.
     """

@@ -12,8 +12,8 @@ import json
 import re
 from typing import Any, Final
 
-from semel.check.application import DJANGO_HINT, load
-from semel.check.discovery import CheckedOperation, discover, is_asgi, is_wsgi, parts_of
+from semel.check.application import DJANGO_HINT, load_server
+from semel.check.discovery import CheckedOperation, discover, parts_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
@@ -49,12 +49,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     spec = options.application or getattr(options.project, "application", None)
     if spec is None:
         raise UsageFailed("give an application, such as shop.main:app (see semel openapi --help)")
-    app = load(spec)
-    if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
-        raise UsageFailed(
-            f"APPLICATION {spec} is of the type {type(app).__name__}, no ASGI or WSGI application; for a factory write "
-            f"'{spec.removesuffix('()')}()'"
-        )
+    app = load_server(spec)
     try:
         document = document_of(app)
     except SemelError as error:

@@ -13,7 +13,8 @@ from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_nu
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.client.journal import Journal, JournalEntry, JournalError
-from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
+from semel.client.limits import Budget
+from semel.client.plan import Done, InDoubt, NotYet, Outcome, Refused
 from semel.errors import ConfigurationError, RequestError
 from semel.extras import install_command
 

@@ -21,6 +21,7 @@ from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
 from semel.imports.booking import RowOutcome, row_outcome
+from semel.imports.preview import PAGE
 from semel.imports.rules import (
     OPEN_STATES,
     OVERDUE_US,
@@ -31,7 +32,7 @@ from semel.imports.rules import (
     clock_text,
     waiting_text,
 )
-from semel.imports.run import PAGE, reopen
+from semel.imports.run import reopen
 from semel.imports.store import ANY_ID, ImportRows, Purged
 
 ACTIONS: Final = ("list", "show", "rows", "retry", "purge", "watch")

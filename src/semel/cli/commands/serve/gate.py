@@ -6,8 +6,7 @@ import argparse
 from importlib.util import find_spec
 
 from semel.admin.words import table_lines
-from semel.check.application import load
-from semel.check.discovery import is_asgi, is_wsgi
+from semel.check.application import load_server
 from semel.cli.arguments import Commands, Parser, add_command, add_listening
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output
@@ -82,10 +81,7 @@ def _operations(options: argparse.Namespace) -> list[Guarded]:
         raise UsageFailed("name the operations once: --config FILE, or APPLICATION such as shop.main:app")
     if options.config is not None:
         return read_guarded(read_configuration(options.config, needs_caller=False))
-    app = load(spec)
-    if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
-        kind = type(app).__name__
-        raise UsageFailed(f"APPLICATION {spec} is of the type {kind}, no ASGI or WSGI application")
+    app = load_server(spec)
     try:
         return find_guarded(app)
     except SemelError as error:

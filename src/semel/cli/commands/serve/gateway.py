@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from semel.check.application import load
-from semel.check.discovery import is_asgi, is_wsgi
+from semel.check.application import load_server
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.terminal import Output
-from semel.cli.whole_file import WholeFile
+from semel.cli.whole_file import add_output, check_output, write_output
 from semel.errors import SemelError
 from semel.gateway.configurations import WRITERS, Edge
 from semel.gateway.guarded import find_guarded
@@ -41,8 +40,7 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--timeout", type=_seconds, metavar="SECONDS", help="timeout for an answer (default: the longest wait, plus 30)"
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
-    parser.add_argument("--force", action="store_true", help="replace the file")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
@@ -54,15 +52,11 @@ def _seconds(text: str) -> int:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Write the configuration."""
-    if options.force and options.output is None:
-        raise UsageFailed("--force replaces the file of --output; give --output FILE")
+    check_output(options)
     spec = options.application or getattr(options.project, "application", None)
     if spec is None:
         raise UsageFailed("give an application, such as shop.main:app (see semel gateway --help)")
-    app = load(spec)
-    if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
-        kind = type(app).__name__
-        raise UsageFailed(f"APPLICATION {spec} is of the type {kind}, no ASGI or WSGI application")
+    app = load_server(spec)
     try:
         edge = Edge(find_guarded(app), options.upstream, options.listen, seconds=options.timeout)
         text = WRITERS[options.proxy](edge)
@@ -71,16 +65,5 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if len(options.upstream) > 1 and (alone := [each.name for each in edge.guarded if not each.shared]):
         names = ", ".join(alone)
         out.note(f"semel: the store of {names} exists in one process only: a second upstream would run a command again")
-    if options.output is None:
-        if out.machine:
-            out.document({"for": options.proxy, "text": text})
-        else:
-            out.raw(text)
-            out.flush()
-        return Exit.OK
-    with WholeFile(options.output, "--output", replace=options.force) as file:
-        file.write(text)
-        file.keep()
-    out.document({"for": options.proxy, "file": options.output})
-    out.say(f"written: {options.output}")
+    write_output(options, out, {"for": options.proxy}, text)
     return Exit.OK

@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import CommandFailed, Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
-from semel.cli.whole_file import WholeFile
+from semel.cli.whole_file import add_output, check_output, write_output
 from semel.errors import ConfigurationError
 
 _SHIPPED: Final = {"rules": "semel.rules.yml", "dashboard": "semel-dashboard.json"}
@@ -31,30 +31,17 @@ def add(commands: Commands[Parser]) -> None:
         "Edit the thresholds in the file.",
     )
     parser.add_argument("what", choices=("rules", "dashboard", "gauges"), help="what to write")
-    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
-    parser.add_argument("--force", action="store_true", help="replace the file")
+    add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Write one of them out."""
-    if options.force and options.output is None:
-        raise UsageFailed("--force replaces the file of --output; give --output FILE")
+    check_output(options)
     text = _gauges(options) if options.what == "gauges" else read_shipped(options.what)
-    if options.output is None:
-        if out.machine:
-            out.document({"what": options.what, "text": text})
-        else:
-            out.raw(text)
-            out.flush()
-        return Exit.OK
-    with WholeFile(options.output, "--output", replace=options.force) as file:
-        file.write(text)
-        file.keep()
-    if options.what == "gauges":  # node_exporter runs as another user, and no gauge is secret
-        os.chmod(options.output, 0o644)
-    out.document({"what": options.what, "file": options.output})
-    out.say(f"written: {options.output}")
+    write_output(options, out, {"what": options.what}, text)
+    if options.what == "gauges" and options.output is not None:
+        os.chmod(options.output, 0o644)  # node_exporter runs as another user, and no gauge is secret
     return Exit.OK
 
 

@@ -121,7 +121,7 @@ class _Taken:
         connection.add_log_listener(self.notices.hear)
 
     async def fetch(self, statement: Statement, values: list[Any]) -> list[Any]:
-        """The rows of a statement that is prepared here, or now."""
+        """Fetch the rows of a statement that is prepared here, or now."""
         text = statement.numbered
         if statement.planned_once:
             prepared = self.kept.get(text)

@@ -30,7 +30,7 @@ _BIND_NAMELESS: Final = _HEAD(b"B", 12) + b"\0\0" + _SHORT(0) * 3
 
 @cache
 def plain(*texts: str) -> bytes:
-    """The messages of statements that take no values and return no rows, such as BEGIN.
+    """Write the messages of statements that take no values and return no rows, such as BEGIN.
 
     >>> plain("BEGIN").hex(" ", -4)
     '50 0000000d 0042454749 4e000000 42000000 0c000000 00000000 00450000 00090000 000000'
@@ -43,7 +43,7 @@ def plain(*texts: str) -> bytes:
 
 
 def execute_prepared(name: str, values: Sequence[Any]) -> bytes:
-    """The messages of a prepared statement that returns no rows.
+    """Write the messages of a prepared statement that returns no rows.
 
     Raises psycopg.DataError or UnicodeEncodeError: a text cannot be written down.
     """
@@ -55,7 +55,7 @@ def execute_prepared(name: str, values: Sequence[Any]) -> bytes:
 
 @cache  # statements have few patterns of types
 def _forms(forms: tuple[int, ...]) -> bytes:
-    """In which form each value is sent, and how many there are."""
+    """Return the form in which each value is sent, and the number of values."""
     return pack(f"!{len(forms) + 2}h", len(forms), *forms, len(forms))
 
 

@@ -64,7 +64,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
         self.notices = Notices()
 
     async def ask(self, text: str, values: Sequence[Any], deadline: Deadline, *ahead: str) -> list[Any]:
-        """The rows of a statement that travels behind ``ahead``, statements without values.
+        """Fetch the rows of a statement that travels behind ``ahead``, statements without values.
 
         Raises TimeoutError: it was not answered in time, and the connection is closed.
         """
@@ -232,7 +232,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return list(map(tuple, rows))
 
     def hand_out(self) -> Any:
-        """The connection: from here on only Semel ends the transaction."""
+        """Give the handler the connection: from here on only Semel ends the transaction."""
         self._connection.handed_out = self._connection.worn = True
         self._lent = PoolConnectionProxy(None, self._connection)
         self._deadline = None
@@ -300,7 +300,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         return IS_KNOWN and self.server.prepared
 
     async def begin(self) -> AsyncpgUnit:
-        """A unit on a connection of its own.
+        """Begin a unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -313,7 +313,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
             lifo.forget()
 
     async def instead_of(self, connection: AsyncpgUnitConnection, deadline: Deadline) -> AsyncpgUnitConnection:
-        """A new connection for one that was lost, and probably all idle ones with it."""
+        """Open a connection in place of one that was lost, and probably all idle ones with it."""
         connection.terminate()
         await self.close()
         return await self._open(deadline)

@@ -28,7 +28,7 @@ _ARRAY: Final = re.compile(r"(?<!:):([a-z_]+)::([a-z]+)\[\]")
 
 
 def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
-    """The values of a statement's ``$1``, ``$2``…, with its arrays written down.
+    """Return the values of a statement's ``$1``, ``$2``…, with its arrays written as text.
 
     Raises StatementRefused: an item is not of its column's type, or too large for it. Nothing was sent.
     """
@@ -44,12 +44,12 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
 
 @cache
 def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, Callable[[Items], bytes]], ...]:
-    """Which of a statement's values are arrays, and how they are written down."""
+    """Return which of a statement's values are arrays, and what writes each."""
     return tuple((distinct.index(name), _PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
 def pack(items: Items, kind: str) -> bytes:
-    """One array.
+    """Write one array.
 
     Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
 
@@ -65,7 +65,7 @@ def pack(items: Items, kind: str) -> bytes:
 def _packs(
     oid: int, write: Callable[[Items], Iterable[bytes]], one: Callable[[Any], bytes]
 ) -> Callable[[Items], bytes]:
-    """How arrays of a type are written. Parameters: ``oid`` of an item; ``write`` items; ``one`` writes one."""
+    """Make what writes arrays of a type. Parameters: ``oid`` of an item; ``write`` items; ``one`` writes one."""
     single = _HEAD.pack(1, 0, oid, 1, 1)
     nothing = _HEAD.pack(1, 1, oid, 1, 1) + _NULL
 

@@ -77,7 +77,7 @@ class PostgresServer:
         return {**options, "options": " ".join(filter(None, settings)), "prepare_threshold": None}
 
     def _theirs(self) -> str:
-        """The settings of the connection string, which an argument would take the place of."""
+        """Return the settings of the connection string that an argument would replace."""
         return str(conninfo_to_dict(self.conninfo).get("options") or "")
 
     def plain_options(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class PostgresServer:
         return {**options, "autocommit": False, "prepare_threshold": 5 if self.prepared else None}
 
     def values(self, statement: Statement, params: Params | Row) -> list[Any]:
-        """The values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
+        """Return the values of a statement's ``$1``, ``$2``…; the driver adds the clock."""
         assert not isinstance(params, tuple)
         given = {**params, "now": None if self.clock is None else self.clock()}
         return list(map(given.__getitem__, statement.distinct))

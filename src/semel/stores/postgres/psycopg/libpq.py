@@ -7,7 +7,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 
 def options() -> frozenset[str]:
-    """All that this libpq knows, and ``ssl``, which it takes in URLs only.
+    """Return the options that this libpq knows, and ``ssl``, which it takes in URLs only.
 
     >>> {"sslmode", "target_session_attrs", "ssl"} <= options()
     True

@@ -33,7 +33,7 @@ _NUMBERS: Final = itertools.count()  # no name is used twice, also after a prepa
 
 
 def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
-    """What this session has prepared for trips."""
+    """Return the statements that this session has prepared for pipelines, by name."""
     names: Names = vars(connection).setdefault("semel_names", {})
     return names
 
@@ -111,7 +111,7 @@ def trip(
 
 
 def _answers_of_one(pgconn: PGconn, name: bytes, values: Values) -> Generator[Any, Any, list[PGresult]]:
-    """The answer to a prepared statement that is sent alone, which takes no pipeline."""
+    """Execute a prepared statement that is sent alone, which takes no pipeline."""
     try:
         pgconn.send_query_prepared(name, *values, _BINARY)
         answers: list[PGresult] = yield from generators.execute(pgconn)
@@ -164,7 +164,7 @@ def to_libpq(values: Sequence[Any], encoding: str | None) -> Values:
 
 
 def _reader(connection: Connection[Any] | AsyncConnection[Any], encoding: str | None) -> Any:
-    """What reads this connection's rows: by psycopg's own loaders, whatever a handler has set on it."""
+    """Return what reads this connection's rows: psycopg's own loaders, whatever a handler has set on it."""
     if encoding is not None:
         return Transformer(connection)
     kept = vars(connection)

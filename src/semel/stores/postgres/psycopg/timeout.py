@@ -36,7 +36,7 @@ class Overdue(psycopg.OperationalError):
 
 
 def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """The same waits, ended by :class:`Overdue` after ``seconds``."""
+    """Make the same waits, ended by :class:`Overdue` after ``seconds``."""
     ends = time.monotonic() + seconds
     try:
         wanted = next(waits)
@@ -123,7 +123,7 @@ class Watch:
 
 
 async def _until_ready(loop: asyncio.AbstractEventLoop, fileno: int, wanted: int, ends: float | None) -> int:
-    """For what the socket is ready, of reading and writing; nothing of them where the time ``ends`` before."""
+    """Wait until the socket can be read or written, and return which; neither where the time ``ends`` before."""
     woken: asyncio.Future[int] = loop.create_future()
     if wanted & _READ:
         loop.add_reader(fileno, _wake, woken, Ready.R)
@@ -176,7 +176,7 @@ class _Opening:
     hosts: int
 
     def seconds(self) -> float:
-        """How long the next host may take: one that hangs leaves time for those behind it."""
+        """Return how long the next host may take: one that hangs leaves time for those behind it."""
         share = self.deadline.before_sending() / max(1, self.hosts)
         self.hosts -= 1
         return share
@@ -187,7 +187,7 @@ _OPENING: Final[ContextVar[_Opening | None]] = ContextVar("semel_opening", defau
 
 @contextmanager
 def opening(conninfo: str, deadline: Deadline) -> Iterator[None]:
-    """What :class:`PatientConnection` and its async form connect to inside ends in time."""
+    """Bound the time in which :class:`PatientConnection` and its async form connect inside."""
     places = conninfo_to_dict(conninfo)
     token = _OPENING.set(_Opening(deadline, str(places.get("host") or places.get("hostaddr") or "").count(",") + 1))
     try:
@@ -207,7 +207,7 @@ class PatientConnection(Connection[Any]):
     deadline: Deadline | None = None
 
     def note_answer(self) -> None:
-        """A statement of the call has been answered."""
+        """Note that a statement of the call has been answered."""
         if self.deadline is not None:
             self.deadline.note_answer()
 
@@ -258,7 +258,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
     _watch: Watch | None = None
 
     def note_answer(self) -> None:
-        """A statement of the call has been answered."""
+        """Note that a statement of the call has been answered."""
         if self.deadline is not None:
             self.deadline.note_answer()
 

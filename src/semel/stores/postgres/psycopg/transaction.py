@@ -86,7 +86,7 @@ class PsycopgUnitConnection(PatientConnection):
 
 
 def successor(connection: C) -> C:
-    """The same session under another object; the one that a handler may have kept is closed for good.
+    """Move the session to another object; the one that a handler may have kept is closed for good.
 
     Adapters, factories and handlers that were set on the former stay with it. What the server has prepared is the
     session's, so the new one must know of it.
@@ -102,7 +102,7 @@ def successor(connection: C) -> C:
 
 
 def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, server: PostgresServer) -> tuple[Said, ...]:
-    """The statements before BEGIN. Behind a pooler the session is shared, and not reset."""
+    """Return the statements before BEGIN. Behind a pooler the session is shared, and not reset."""
     return RESET if connection.worn and server.prepared else ()
 
 
@@ -128,14 +128,14 @@ class PsycopgTalk(UnitTalk[C]):
         return connection
 
     def hand_out(self) -> C:
-        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        """Give the handler the connection: from here on only Semel ends the transaction, and it may take its time."""
         self._connection.handed_out = self._connection.worn = True
         self._connection.deadline = None
         connection: C = self._connection
         return connection
 
     def _execute(self, *statements: Said) -> Any:
-        """All of them in one round trip. The rows of the one that has values."""
+        """Execute all of them in one round trip. Return the rows of the one that has values."""
         raise NotImplementedError
 
     def _running(self, make: MakeFlow[T]) -> Talk[T]:
@@ -260,7 +260,7 @@ class PsycopgUnitPool:
         self._begin()
 
     def begin(self) -> PsycopgUnit:
-        """A unit on a connection of its own.
+        """Begin a unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -273,7 +273,7 @@ class PsycopgUnitPool:
             self.lifo.forget()
 
     def instead_of(self, connection: PsycopgUnitConnection) -> PsycopgUnitConnection:
-        """A new connection for one that was lost, and probably all idle ones with it."""
+        """Open a connection in place of one that was lost, and probably all idle ones with it."""
         connection.close()
         self.close()
         assert connection.deadline is not None

@@ -81,7 +81,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
     """The connections of units, on each event loop that they are used on."""
 
     async def begin(self) -> AsyncPsycopgUnit:
-        """A unit on a connection of its own.
+        """Begin a unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -95,7 +95,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
             lifo.forget()
 
     async def instead_of(self, connection: AsyncPsycopgUnitConnection) -> AsyncPsycopgUnitConnection:
-        """A new connection for one that was lost, and probably all idle ones with it."""
+        """Open a connection in place of one that was lost, and probably all idle ones with it."""
         await connection.close()
         await self.close()
         assert connection.deadline is not None

@@ -6,7 +6,7 @@ A target of your own needs the five members of :class:`Target`; everything else 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -100,6 +100,3 @@ def encode_headers(headers: Mapping[str, str], key: str | None, key_header: str)
     """The headers of one attempt, in a stable order."""
     lines = [(name, str(value)) for name, value in headers.items()]
     return lines if key is None else [*lines, (key_header, key)]
-
-
-Discover = Callable[[Any], Discovered]

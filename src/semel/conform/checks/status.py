@@ -1,0 +1,53 @@
+"""The status of an operation, and how long a key lives."""
+
+from __future__ import annotations
+
+from semel.conform.case import Request
+from semel.conform.checks.registry import check
+from semel.conform.checks.replies import link_to_status, problem
+from semel.conform.checks.sending import send_twice
+from semel.conform.order import BESIDE_OTHERS
+from semel.conform.run import Failed, NotTried, Try
+from semel.conform.wire import Reply
+
+
+async def _status(t: Try) -> tuple[str, str, Reply, Request]:
+    """A key, the link to its operation's status, and the link's target."""
+    key = t.key()
+    first = await t.first(key)
+    link = link_to_status(first)
+    base = t.target.base
+    if link is None or not link.startswith(f"{base}/"):
+        raise NotTried('no Link with rel="status" to a path below the URL is in the answer')
+    request = Request("GET", link.removeprefix(base), b"", "")
+    return key, link, await t.send(None, request), request
+
+
+@check("status-link", BESIDE_OTHERS)
+async def _(t: Try) -> None:
+    _, link, found, _ = await _status(t)
+    if found.status != 200 or not problem(found):
+        raise Failed(f"the status link {link[:80]} leads to {found.text()}, not to 200 with a JSON object")
+
+
+@check("status-other", BESIDE_OTHERS)
+async def _(t: Try) -> None:
+    _, _, _, request = await _status(t)
+    other = await t.send(None, request, caller=t.case.other_caller)
+    if other.ok:
+        raise Failed(f"another caller's question about this operation got {other.text()}")
+
+
+@check("status-no-secrets", BESIDE_OTHERS)
+async def _(t: Try) -> None:
+    key, _, found, _ = await _status(t)
+    if key.encode() in found.body:
+        raise Failed("the status of the operation shows the key")
+
+
+@check("lifetime", BESIDE_OTHERS)
+async def _(t: Try) -> None:
+    first, again = await send_twice(t)
+    values = [reply.header("idempotency-key-lifetime") for reply in (first, again)]
+    if None in values or values[0] != values[1]:
+        raise Failed(f"Idempotency-Key-Lifetime is {values[0] or 'missing'} first, then {values[1] or 'missing'}")
