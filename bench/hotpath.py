@@ -79,7 +79,7 @@ class Wire:
         """The next request of this connection."""
         request = next(self._batch.requests, None)
         if request is None:
-            self._batch.ended()
+            self._batch.note_end()
         else:
             self.protocol.data_received(request)
 
@@ -121,7 +121,7 @@ class Batch:
         self.answered += 1
         self.replayed += _REPLAYED in head
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """One connection has nothing more to send."""
         self._open -= 1
         if not self._open and not self.over.done():
@@ -144,7 +144,7 @@ class Served:
     async def cpu_us(self, requests: Sequence[bytes], replays: int, profile: cProfile.Profile | None = None) -> float:
         """Microseconds of CPU per request. Raises RuntimeError: an answer was not what it must be."""
         batch = Batch(requests, self.connections)
-        wires = [self._connected(Wire(batch)) for _ in range(self.connections)]
+        wires = [self._connect(Wire(batch)) for _ in range(self.connections)]
         gc.collect()
         if profile is not None:
             profile.enable()
@@ -162,7 +162,7 @@ class Served:
             raise RuntimeError(f"{batch.answered} answers, {batch.replayed} replays; not {len(requests)}, {replays}")
         return spent / len(requests) * 1e6
 
-    def _connected(self, wire: Wire) -> Wire:
+    def _connect(self, wire: Wire) -> Wire:
         wire.protocol = HttpToolsProtocol(self.config, self.state, {})
         wire.protocol.connection_made(wire)  # type: ignore[arg-type]  # as much of a transport as uvicorn asks for
         return wire
@@ -235,14 +235,14 @@ async def count(url: str, module: str = PROTECTED, connections: int = CONNECTION
     for name, subject, requests, replays in subjects.turns():
         seen: Counter[str] = Counter()
 
-        def traced(frame: FrameType, event: str, _: Any, seen: Counter[str] = seen) -> Any:
+        def trace(frame: FrameType, event: str, _: Any, seen: Counter[str] = seen) -> Any:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
             if event == "opcode":
                 seen[frame.f_code.co_filename] += 1
-            return traced
+            return trace
 
         before = sys.gettrace()
-        sys.settrace(traced)
+        sys.settrace(trace)
         try:
             await subject.cpu_us(requests, replays)
         finally:

@@ -92,7 +92,7 @@ def _is_on(one: Subject | Probe, server: str) -> bool:
 def others(chosen: Sequence[Subject], beside: Sequence[Probe], found: Installed, servers: Started) -> dict[str, str]:
     """The versions of what is not Semel's."""
     peers = [peer for peer in PEERS if any(subject.module == peer.module for subject in chosen)]
-    about = {"peers": found.named(peers)} if peers else {}
+    about = {"peers": found.describe(peers)} if peers else {}
     on = _servers(chosen, beside)
     program = redis_program()
     if program is not None and "redis" in on:

@@ -58,7 +58,7 @@ def missing(probe: Probe) -> str | None:
     return None
 
 
-def measured(probe: Probe, started: Started, ways: int, seconds: float) -> Probed | None:
+def measure_probe(probe: Probe, started: Started, ways: int, seconds: float) -> Probed | None:
     """One probe once; None where it is not measured at so many ways.
 
     Raises BenchError: a program failed; it says how.

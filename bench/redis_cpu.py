@@ -36,7 +36,7 @@ def measure(port: int, pid: int, batch: int, rounds: int) -> dict[str, list[floa
     engine.migrate()
     with engine:
 
-        def timed(name: str, wanted: type, make: Callable[[], Flow[list[Any]]]) -> list[Any]:
+        def time_flow(name: str, wanted: type, make: Callable[[], Flow[list[Any]]]) -> list[Any]:
             before = cpu_us(pid)
             replies: list[Any] = engine.backend.driver.run(make)
             found[name].append((cpu_us(pid) - before) / batch)
@@ -48,10 +48,10 @@ def measure(port: int, pid: int, batch: int, rounds: int) -> dict[str, list[floa
         for number in range(rounds):
             commands = [Command(scope, f"{seed}-{number}-{way}", bytes(32), "bench", policy) for way in range(batch)]
             claims = [engine.core.attempt(command) for command in commands]
-            granted = timed("claim", Proceed, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
+            granted = time_flow("claim", Proceed, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
             settlements = [make_settlement(verdict.grant, Succeeded(_ANSWER)) for verdict in granted]
-            timed("settle", Settled, lambda settlements=settlements: store.settle(settlements))  # type: ignore[misc]
-            timed("replay", Replay, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
+            time_flow("settle", Settled, lambda settlements=settlements: store.settle(settlements))  # type: ignore[misc]
+            time_flow("replay", Replay, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from bench.arguments import Options
 from bench.inprocess import middleware_cost, sqlite_limit
 from bench.load import REPLAYED_KEYS, Plan, Report
-from bench.probes import measured
+from bench.probes import measure_probe
 from bench.processes import BenchError, Server, counts, load, payments_made, serving
 from bench.results import PerRequest, Results
 from bench.servers import Started
@@ -118,7 +118,7 @@ def _round(
                     results.failed[cell] = f"not measured: {error.__cause__ or error}"
             for probe in probes:
                 progress.begin(f"round {number + 1}, {probe.name} in {connections}")
-                found = measured(probe, started, connections, options.seconds)
+                found = measure_probe(probe, started, connections, options.seconds)
                 if found is not None:
                     results.probed.setdefault((probe, connections), []).append(found)
 
@@ -162,7 +162,7 @@ def count(server: Server, mode: Mode, connections: int) -> PerRequest:
     """What one request of this mode costs the store of a counted server."""
     seed = new_seed()
 
-    def sent(mode: Mode) -> int:
+    def send_requests(mode: Mode) -> int:
         plan = Plan(
             port=server.port,
             server=server.pid,
@@ -176,9 +176,9 @@ def count(server: Server, mode: Mode, connections: int) -> PerRequest:
         return load(plan).requests
 
     if mode is Mode.REPLAY:
-        sent(Mode.FRESH)  # its first keys are the replay's
+        send_requests(Mode.FRESH)  # its first keys are the replay's
     before = counts(server)
-    requests = sent(mode)
+    requests = send_requests(mode)
     after = counts(server)
     commits = None if before.commits is None or after.commits is None else after.commits - before.commits
     return PerRequest(

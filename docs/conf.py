@@ -160,13 +160,13 @@ def _share_navigation(app: Sphinx, page: str, template: str, context: dict[str, 
     make = context.get("toctree")
     if make is not None and _DECISION.search(page):
 
-        def shared(**options: Any) -> str:
+        def make_shared(**options: Any) -> str:
             form = tuple(options.items())
             if form not in _navigations:
                 _navigations[form] = make(**options)
             return _navigations[form]
 
-        context["toctree"] = shared
+        context["toctree"] = make_shared
 
 
 def _docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:

@@ -45,7 +45,7 @@ def resolve(name: str) -> Any:
         raise LookupError(f"there is no {name}") from error
 
 
-def exported(module: str) -> list[str]:
+def exported_names(module: str) -> list[str]:
     """The public names of a module: its ``__all__``, or the classes and functions that it defines."""
     home = import_module(module)
     listed = getattr(home, "__all__", None)
@@ -65,7 +65,7 @@ def names_of(text: str) -> Iterator[str]:
     """Every dotted name that a page lists."""
     for everything, name in _ITEM.findall(text):
         if everything:
-            yield from (f"{name}.{each}" for each in exported(name))
+            yield from (f"{name}.{each}" for each in exported_names(name))
         else:
             yield name
 

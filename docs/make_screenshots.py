@@ -54,7 +54,7 @@ def take(browser: Browser, url: str, name: str, size: ViewportSize, trouble: str
 
 
 @contextmanager
-def operated(folder: Path) -> Iterator[str]:
+def serve_console(folder: Path) -> Iterator[str]:
     """The console of a shop with a bad night: its address."""
     made = Engine.connect(f"sqlite:///{folder}/shop.db")
     made.migrate()
@@ -127,7 +127,7 @@ def shoot(page: Page, name: str) -> None:
 
 def take_console(browser: Browser, folder: Path) -> None:
     """The console's overview, a bulk that runs, and the form that settles a step."""
-    with operated(folder) as url:
+    with serve_console(folder) as url:
         page = browser.new_context(viewport=DESK).new_page()
         page.goto(f"{url}/")
         shoot(page, "console")

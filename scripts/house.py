@@ -55,6 +55,9 @@ SMALL: dict[str, str] = {
 
 # Functions whose whole name is a participle, such as ``told``: lower it with each one that is renamed.
 PARTICIPLES_MOST = 2
+# The same outside of the wheel. One is asyncio's name for a method, one Semel's own.
+PARTICIPLES_OUTSIDE_MOST = 2
+OUTSIDE = ("bench", "docs", "examples", "scripts", "tests", "verification")
 _IRREGULAR = frozenset(
     (
         *("asked", "been", "begun", "born", "bought", "bound", "broken", "brought", "built", "caught", "chosen"),
@@ -131,17 +134,24 @@ def figures() -> Iterator[Figure]:
     unreasoned = sorted(twice ^ TWINS.keys())  # also a reason for what is no twin any more
     yield Figure("class names defined more than once, without", len(unreasoned), 0, ", ".join(unreasoned))
     participles = [name for path in modules for name in participle_names(path.read_text("utf-8"))]
-    yield Figure("functions named by a participle", len(participles), PARTICIPLES_MOST)
+    yield Figure("functions of the wheel named by a participle", len(participles), PARTICIPLES_MOST)
+    outside = [name for path in outside_modules() for name in participle_names(path.read_text("utf-8"))]
+    yield Figure("functions outside of the wheel named by a participle", len(outside), PARTICIPLES_OUTSIDE_MOST)
     yield Figure("methods that only say «Never asked»", sum(_never_asked(path) for path in modules), 0)
     calls, files = fresh_command()
     yield Figure("Python calls of a fresh ASGI command on memory", calls, 95)
     yield Figure("files of Semel that they lie in", files, 16)
 
 
+def outside_modules() -> list[Path]:
+    """The Python files that are not in the wheel: tests, tools, examples."""
+    return sorted(path for room in OUTSIDE for path in (ROOT / room).rglob("*.py"))
+
+
 def participle_names(text: str) -> Iterator[str]:
     """The functions of a module that are called by what was done, not by what they do or return.
 
-    A property may be a fact (``settled``), and so may a noun's adjective be (``stored_answer``).
+    A property or a field may be a fact (``settled``), and so may a noun's adjective be (``stored_answer``).
 
     >>> list(participle_names("def told(): ...\\ndef given_again(): ...\\ndef tell(): ...\\ndef kept_answer(): ..."))
     ['told', 'given_again']
@@ -149,9 +159,8 @@ def participle_names(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if any(
-            "property" in ast.unparse(each) or ast.unparse(each).endswith(".setter") for each in node.decorator_list
-        ):
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        if any("property" in each or each.endswith((".setter", ".field")) for each in decorators):
             continue
         first, *rest = node.name.strip("_").split("_")
         is_participle = first in _IRREGULAR or (first.endswith("ed") and len(first) > 3)

@@ -79,7 +79,7 @@ def order_handlers(folder: Path) -> Handlers:
     """The handler, writing its effects into ``folder``."""
     book = Book(folder)
 
-    async def passed(request: Request, place: str, mark: str) -> None:
+    async def wait_at_gate(request: Request, place: str, mark: str) -> None:
         while request.headers.get("x-gate") == place and not book.is_open(mark):  # noqa: ASYNC110 - another process opens it
             await asyncio.sleep(_GATE_SECONDS)
 
@@ -89,9 +89,9 @@ def order_handlers(folder: Path) -> Handlers:
         run = book.begin(mark)
         if kind == "raised-before" and run == 1:
             raise RuntimeError("the handler fails before its effect, as the case asks")
-        await passed(request, "before", mark)
+        await wait_at_gate(request, "before", mark)
         book.add(mark)
-        await passed(request, "after", mark)
+        await wait_at_gate(request, "after", mark)
         return reply(kind, run)
 
     return {ORDERS: order}

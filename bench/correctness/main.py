@@ -72,7 +72,7 @@ def choose(options: Options, found: Installed) -> tuple[list[Subject], list[str]
 def versions(chosen: Sequence[Subject], found: Installed) -> dict[str, str]:
     """What a reader needs to know of the others."""
     peers = [find_peer(name) for name in dict.fromkeys(subject.package for subject in chosen) if name in found.versions]
-    about = {"peers": found.named(peers)} if peers else {}
+    about = {"peers": found.describe(peers)} if peers else {}
     program = redis_program()
     if program is not None and any(subject.store == "redis" for subject in chosen):
         about["redis"] = redis_version(program)

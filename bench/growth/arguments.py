@@ -71,13 +71,13 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
+    def parse(text: str) -> int:
         value = int(text.replace("_", "")) if text.replace("_", "").isdecimal() else least - 1
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"give a whole number from {least:,} to {most:,}")
         return value
 
-    return parsed
+    return parse
 
 
 def _seconds(text: str) -> float:

@@ -46,11 +46,11 @@ async def count(site: PostgresPlace, size: int, times: int = TIMES) -> dict[str,
     for name, one in kinds.items():
         async with AsyncEngine.connect(site.url) as engine:
             await one(engine)  # what the first call of a process asks for besides
-        began = await asyncio.to_thread(site.touched, 1)
+        began = await asyncio.to_thread(site.count_touched, 1)
         async with AsyncEngine.connect(site.url) as engine:
             for _ in range(times):
                 await one(engine)
-        ended = await asyncio.to_thread(site.touched, sum(began) + times)
+        ended = await asyncio.to_thread(site.count_touched, sum(began) + times)
         found[name] = [(after - before) / times for before, after in zip(began, ended, strict=True)]
     return found
 

@@ -177,7 +177,7 @@ class PostgresPlace:
         self._server = url.replace("postgresql+asyncpg:", "postgresql:", 1)
         self.url = f"{url}?schema={self._schema}"
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         try:
             import psycopg
         except ImportError as error:
@@ -189,59 +189,59 @@ class PostgresPlace:
         except psycopg.OperationalError as error:
             raise PlaceError(f"PostgreSQL cannot be reached: {error}") from error
 
-    def _asked(self, statement: str) -> list[tuple[Any, ...]]:
-        with self._connected() as connection:
+    def _query(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._connect() as connection:
             cursor = connection.execute(statement)
             rows: list[tuple[Any, ...]] = cursor.fetchall() if cursor.description else []
             return rows
 
     def exists(self) -> bool:
-        return bool(self._asked(f"SELECT 1 FROM pg_namespace WHERE nspname = '{self._schema}'"))
+        return bool(self._query(f"SELECT 1 FROM pg_namespace WHERE nspname = '{self._schema}'"))
 
     def make(self, population: Population) -> None:
-        self._asked(f"CREATE SCHEMA {self._schema}")
+        self._query(f"CREATE SCHEMA {self._schema}")
         _migrate(self.url)
         kinds = dict(
-            self._asked("SELECT attname, atttypid FROM pg_attribute WHERE attrelid = 'semel_record'::regclass")
+            self._query("SELECT attname, atttypid FROM pg_attribute WHERE attrelid = 'semel_record'::regclass")
         )
         types = [kinds[name] for name in Record._fields]
-        with self._connected() as connection:
+        with self._connect() as connection:
             connection.execute("SET synchronous_commit = off")  # the load may be repeated; what is measured waits
             for chunk in chunks(population, "PostgreSQL"):
                 with connection.cursor().copy(f"COPY semel_record ({_COLUMNS}) FROM STDIN (FORMAT BINARY)") as copy:
                     copy.set_types(types)
                     for row in chunk:
                         copy.write_row(row)
-        self._asked("VACUUM (ANALYZE) semel_record")
+        self._query("VACUUM (ANALYZE) semel_record")
         self.settle_down()
 
     def rows(self) -> int:
-        [(rows,)] = self._asked("SELECT count(*) FROM semel_record")
+        [(rows,)] = self._query("SELECT count(*) FROM semel_record")
         return int(rows)
 
     def sizes(self) -> Sizes:
-        [(table,)] = self._asked("SELECT pg_table_size('semel_record'::regclass)")
-        indexes = self._asked(
+        [(table,)] = self._query("SELECT pg_table_size('semel_record'::regclass)")
+        indexes = self._query(
             "SELECT c.relname, pg_relation_size(c.oid) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid"
             " WHERE i.indrelid = 'semel_record'::regclass ORDER BY 1"
         )
         return Sizes(self.rows(), table, dict(indexes))
 
     def settle_down(self) -> None:
-        self._asked("CHECKPOINT")
+        self._query("CHECKPOINT")
 
     def log_bytes(self) -> int | None:
-        [(written,)] = self._asked("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
+        [(written,)] = self._query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         return int(written)
 
-    def touched(self, least: float = 0) -> tuple[int, ...]:
+    def count_touched(self, least: float = 0) -> tuple[int, ...]:
         """Whole scans, index scans, pages of the table and of its indexes that were touched since ever.
 
         A session reports when it ends: this waits until all together are at least ``least``, and do not grow any more.
         """
         ends, before = time.monotonic() + REPORT_SECONDS, (-1,)
         while True:
-            [found] = self._asked(
+            [found] = self._query(
                 "SELECT t.seq_scan, t.idx_scan, coalesce(heap_blks_read + heap_blks_hit, 0),"
                 " coalesce(idx_blks_read + idx_blks_hit, 0) FROM pg_stat_user_tables AS t"
                 " JOIN pg_statio_user_tables USING (relid) WHERE relid = 'semel_record'::regclass"
@@ -253,12 +253,12 @@ class PostgresPlace:
 
     def clean_up(self) -> float | None:
         began = time.perf_counter()
-        self._asked("VACUUM semel_record")
+        self._query("VACUUM semel_record")
         return time.perf_counter() - began
 
     def drop(self) -> float:
         began = time.perf_counter()
-        self._asked(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+        self._query(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
         return time.perf_counter() - began
 
 

@@ -43,7 +43,7 @@ class Installed:
         missing = [peer.name for peer in PEERS if peer.name not in self.versions]
         return f"not installed: {', '.join(missing)} (`{REMEDY}` installs them)" if missing else None
 
-    def named(self, peers: Sequence[Peer]) -> str:
+    def describe(self, peers: Sequence[Peer]) -> str:
         """These peers with their versions, and what serves them."""
         names = [*(peer.name for peer in peers), *_SERVED_BY]
         return ", ".join(f"{name} {self.versions[name]}" for name in names if name in self.versions)

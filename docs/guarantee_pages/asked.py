@@ -19,7 +19,7 @@ def claim_of(policy: Policy, nonce: int = 1) -> Claim:
     return Claim(bytes(16), bytes([nonce]) * 16, scope, bytes(8), "r", bytes(32), bytes(16), "holder", policy.terms)
 
 
-def begun(policy: Policy) -> Record:
+def make_running_record(policy: Policy) -> Record:
     """The record of that command while its handler runs."""
     claim = claim_of(policy)
     return grant_row(None, claim, first_grant(claim, NOW))

@@ -40,13 +40,13 @@ def capabilities() -> str:
     """What each store declares; the conformance suite holds it to it."""
     assert {field.name for field in fields(Capabilities)} == set(CAPABILITIES)
     rows = (
-        [text, *(_declared(getattr(declared, name)) for declared in STORES.values())]
+        [text, *(_format_declared(getattr(declared, name)) for declared in STORES.values())]
         for name, text in CAPABILITIES.items()
     )
     return table(("", *STORES), rows)
 
 
-def _declared(value: bool | int) -> str:
+def _format_declared(value: bool | int) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from guarantee_pages.drawing import box, line, picture, words
-from guarantee_pages.named_tests import linked
+from guarantee_pages.named_tests import link_to
 
 WIDTH: Final = 980
 STEP: Final = 74
@@ -40,7 +40,7 @@ TAIL: Final = "UNKNOWN: nothing runs until the handler itself, a reconciler or a
 def crashes() -> str:
     """The picture. Raises LookupError where a test that it relies on is not there."""
     for place in PLACES:
-        linked(place.test)
+        link_to(place.test)
     columns = (20, 330, 545, 765)
     parts = [words(columns[0], 30, "One request, from the top down", "title")]
     for x, text in zip(columns[1:], ("EXTERNAL", "IDEMPOTENT", "ATOMIC"), strict=True):

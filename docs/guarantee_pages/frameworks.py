@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from guarantee_pages.markdown import HEADER, table
-from guarantee_pages.named_tests import ROOT, linked
+from guarantee_pages.named_tests import ROOT, link_to
 
 sys.path.insert(0, str(ROOT))  # where `tests` is
 from tests.frameworks.suite.adapters import ADAPTERS, Feature
@@ -106,12 +106,12 @@ def frameworks() -> str:
 def _rows(at: int) -> Iterator[list[str]]:
     for feature in Feature:
         cells = [each.cannot.get(feature) or "yes" for each in ADAPTERS]
-        cells[at:at] = [_shown(cell) for cell in _NAMED[feature]]
+        cells[at:at] = [_link_cell(cell) for cell in _NAMED[feature]]
         yield [feature.value, *cells]
 
 
-def _shown(cell: str) -> str:
+def _link_cell(cell: str) -> str:
     if cell.startswith(NO):
         return cell.removeprefix(NO)
-    target = linked(cell).partition("](")[2]  # raises where there is no such test
+    target = link_to(cell).partition("](")[2]  # raises where there is no such test
     return f"[yes]({target}"

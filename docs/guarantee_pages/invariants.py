@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from guarantee_pages.markdown import table
-from guarantee_pages.named_tests import linked
+from guarantee_pages.named_tests import link_to
 
 
 class Invariant(NamedTuple):
@@ -100,6 +100,6 @@ INVARIANTS: Final = (
 def invariants() -> str:
     """The invariants with the tests that try to break them."""
     rows = (
-        (f"**{found.name}**", found.promise, "<br>".join(linked(name) for name in found.tests)) for found in INVARIANTS
+        (f"**{found.name}**", found.promise, "<br>".join(link_to(name) for name in found.tests)) for found in INVARIANTS
     )
     return table(("invariant", "what it promises", "tests that try to break it"), rows)

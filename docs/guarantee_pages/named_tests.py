@@ -11,7 +11,7 @@ from semel.testing import conformance
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def linked(name: str) -> str:
+def link_to(name: str) -> str:
     """A link to a test. Raises LookupError where there is none of this name."""
     file, found, test = name.partition("::")
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from guarantee_pages.asked import NOW, SECOND, begun, claim_of
+from guarantee_pages.asked import NOW, SECOND, claim_of, make_running_record
 from guarantee_pages.markdown import table
 from semel.admin.describe import state_label
 from semel.core.command_flow import make_settlement
@@ -78,7 +78,7 @@ def _after(policy: Policy, outcome: Outcome) -> str:
     if policy.terms.effects is Effects.ATOMIC and isinstance(outcome, Released):
         verdict = type(decide(None, claim_of(policy, 2), NOW)).__name__
         return f"rolled back, no record → **{verdict}**"
-    row = begun(policy)
+    row = make_running_record(policy)
     settlement = make_settlement(first_grant(claim_of(policy), NOW), outcome)
     reply, after = settle_row(row, settlement, NOW)
     assert isinstance(reply, Settled)
@@ -91,7 +91,7 @@ def _after(policy: Policy, outcome: Outcome) -> str:
 def after_crash(policy: Policy) -> str:
     if policy.terms.effects is Effects.ATOMIC:
         return f"rolled back, no record → **{TABLE[Situation.NEVER_SEEN].verdict.__name__}**"
-    row = begun(policy)
+    row = make_running_record(policy)
     found = classify_lapsed(row, row.lease_until)
     reaped = lapse_row(row, row.lease_until)
     state = "PROCESSING, lapsed" if reaped is None else state_label(State(reaped.state).name)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from guarantee_pages.capabilities import STORES
 from guarantee_pages.markdown import table
-from guarantee_pages.named_tests import ROOT, linked
+from guarantee_pages.named_tests import ROOT, link_to
 
 
 class Cell(NamedTuple):
@@ -263,11 +263,11 @@ def settings() -> str:
         ):
             raise LookupError(f"{found.store} declares to survive its server, and no setting here does")
         assert len(found.cells) == len(EVENTS)
-        rows.append((f"**{found.store}** {found.setting}".strip(), *(shown(cell) for cell in found.cells)))
+        rows.append((f"**{found.store}** {found.setting}".strip(), *(format_cell(cell) for cell in found.cells)))
     return table(("acknowledged writes, when", *EVENTS), iter(rows))
 
 
-def played() -> tuple[set[str], set[str]]:
+def list_played() -> tuple[set[str], set[str]]:
     """The nemeses that the suite plays, by their words: those that break nothing, and those that lose something."""
     sys.path.insert(0, str(ROOT))
     try:
@@ -277,9 +277,9 @@ def played() -> tuple[set[str], set[str]]:
     return {str(line) for line in SOUND}, {str(line) for line in LOSING}
 
 
-def _played(cell: Cell) -> list[str]:
+def _tests_playing(cell: Cell) -> list[str]:
     """The tests that play a cell's lines. Raises LookupError where the suite says otherwise than the cell."""
-    sound, losing = played()
+    sound, losing = list_played()
     lost = cell.says.startswith("**lost**")
     for name in cell.played:
         if name not in (losing if lost else sound):
@@ -288,8 +288,8 @@ def _played(cell: Cell) -> list[str]:
     return [f"{_NEMESES}::{test}"] if cell.played else []
 
 
-def shown(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
     """A cell with a link to each of its tests: their names are long, and the table has six columns."""
-    links = [linked(name) for name in (*_played(cell), *cell.tests)]
+    links = [link_to(name) for name in (*_tests_playing(cell), *cell.tests)]
     short = " ".join(f"[test]({link.rpartition('](')[2]}" for link in links)
     return f"{cell.says} {short}".strip()

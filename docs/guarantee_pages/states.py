@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
-from guarantee_pages.asked import NOW, SECOND, begun, claim_of
+from guarantee_pages.asked import NOW, SECOND, claim_of, make_running_record
 from guarantee_pages.markdown import HEADER, table
 from semel.core.decide import TABLE, situation
 from semel.core.model import AfterExpiry, AnswerKind, Effects, Record, Renewal, Resolution, Settled, Settlement, State
@@ -22,7 +22,7 @@ def shapes() -> Iterator[tuple[Record, int]]:
     """Records in every state that the rules tell apart, each with a time to look at it."""
     for effects, state, after, kept in product(Effects, State, AfterExpiry, (AnswerKind.KEPT, AnswerKind.NOT_KEPT)):
         policy = Policy(effects=effects, after_expiry="new" if after is AfterExpiry.NEW else "refuse")
-        row = begun(policy)._replace(state=state)
+        row = make_running_record(policy)._replace(state=state)
         if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE):
             row = row._replace(answer_kind=kept, settled_at=NOW, answer_until=NOW + 10 * SECOND)
             yield row, NOW + SECOND

@@ -30,7 +30,7 @@ def fill(count: int) -> None:
             db.execute("INSERT INTO cases VALUES (?, ?, ?)", (f"case-{number:04}", state, locked_by))
 
 
-def listed() -> list[str]:
+def list_cases() -> list[str]:
     """The open cases, as JSON lines."""
     with closing(sqlite3.connect(FILE)) as db:
         return [json.dumps({"case": id}) for (id,) in db.execute("SELECT id FROM cases WHERE state <> 'approved'")]
@@ -68,7 +68,7 @@ def main(words: list[str]) -> str | None:
         case ["fill", count]:
             fill(int(count))
         case ["list"]:
-            print("\n".join(listed()))
+            print("\n".join(list_cases()))
         case ["unlock"]:
             unlock()
         case ["show"]:

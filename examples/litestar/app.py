@@ -32,14 +32,14 @@ def token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     return connection.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
-def authenticated(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+def require_known_caller(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """A guard: who it refuses leaves no record."""
     if token(connection) not in ("alice", "bob"):
         raise NotAuthorizedException
 
 
 semel = Semel(
-    AsyncEngine.connect(URL), caller=lambda request: Caller("tickets", token(request)), guards=[authenticated]
+    AsyncEngine.connect(URL), caller=lambda request: Caller("tickets", token(request)), guards=[require_known_caller]
 )
 
 
@@ -63,7 +63,7 @@ class Wanted:
     seat: int
 
 
-@post("/tickets", guards=[authenticated])
+@post("/tickets", guards=[require_known_caller])
 @semel.command("tickets.buy", effects="atomic")
 async def buy(
     data: JSONBody[Wanted], request: Request[Any, Any, Any], session: Session = semel.atomic_session
@@ -79,7 +79,7 @@ async def buy(
     return Response({"ticket": ticket.id, "seat": ticket.seat}, status_code=201)
 
 
-@post("/tickets/{number:int}/mail", guards=[authenticated], status_code=202)
+@post("/tickets/{number:int}/mail", guards=[require_known_caller], status_code=202)
 @semel.command("tickets.mail", effects="external")
 async def mail(number: FromPath[int], permit: Permit = semel.permit) -> dict[str, int]:
     """Send a ticket, once."""
@@ -87,7 +87,7 @@ async def mail(number: FromPath[int], permit: Permit = semel.permit) -> dict[str
     return {"ticket": number, "mails": len(mails)}
 
 
-@get("/tickets", guards=[authenticated], sync_to_thread=True)
+@get("/tickets", guards=[require_known_caller], sync_to_thread=True)
 def list_tickets() -> list[dict[str, Any]]:
     """What was bought."""
     with Session(tables) as session:

@@ -73,7 +73,7 @@ async def create_payment(wanted: PaymentIn, permit: AsyncPermit = semel.permit) 
 @app.get("/payments")
 def list_payments() -> list[books.Payment]:
     """What was paid."""
-    return books.listed()
+    return books.list_payments()
 
 
 semel.install(app, dependencies=AUTHENTICATED)

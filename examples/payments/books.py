@@ -45,7 +45,7 @@ def close(db: sqlite3.Connection, id: str, charge: str | None) -> Payment:
     return Payment(**dict(zip(Payment.model_fields, row, strict=True)))
 
 
-def listed() -> list[Payment]:
+def list_payments() -> list[Payment]:
     """All payments."""
     with closing(sqlite3.connect(FILE)) as db:
         rows = db.execute("SELECT id, amount, currency, status, charge FROM payments ORDER BY id").fetchall()

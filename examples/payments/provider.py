@@ -54,7 +54,7 @@ def ledger() -> closing[sqlite3.Connection]:
     return closing(db)
 
 
-def charged(key: str | None = None) -> list[Charged]:
+def read_charges(key: str | None = None) -> list[Charged]:
     """The lines of the ledger, or those with one key."""
     with ledger() as db:
         rows = db.execute("SELECT id, key, amount, currency FROM charges WHERE ? IS NULL OR key = ?", (key, key))
@@ -64,7 +64,7 @@ def charged(key: str | None = None) -> list[Charged]:
 @app.post("/charges", status_code=201)
 async def charge(wanted: Charge, request: Request, idempotency_key: Annotated[str, Header()]) -> Charged:
     """Charge a card."""
-    if DEDUPLICATES and (known := charged(idempotency_key)):
+    if DEDUPLICATES and (known := read_charges(idempotency_key)):
         return known[0]
     if wanted.card == "tok_declined":
         raise HTTPException(402, "the card was declined")
@@ -82,4 +82,4 @@ async def charge(wanted: Charge, request: Request, idempotency_key: Annotated[st
 def list_charges(response: Response, key: str | None = None) -> list[Charged]:
     """What was charged, under one key or at all: what happened is known here, and nowhere else."""
     response.headers["Cache-Control"] = "no-store"
-    return charged(key)
+    return read_charges(key)

@@ -83,7 +83,7 @@ def ask(
 def _closed_quietly(app: Any, raised: list[BaseException]) -> Any:
     """The same application, whose answer's end raises nothing."""
 
-    def closed(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+    def run_and_close(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         pieces: Iterable[bytes] = app(environ, start_response)
         yield from pieces
         try:
@@ -91,7 +91,7 @@ def _closed_quietly(app: Any, raised: list[BaseException]) -> Any:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the test's to look at
             raised.append(error)
 
-    return closed
+    return run_and_close
 
 
 def check_rolled_back(answer: Response) -> None:

@@ -36,7 +36,7 @@ class Talk:
         return sorted((await self.say("scalars", select(Effect.n))).all())
 
     @asynccontextmanager
-    async def nested(self) -> AsyncIterator[Any]:
+    async def begin_nested(self) -> AsyncIterator[Any]:
         """A savepoint of the session's own."""
         made: Any = self.session.begin_nested()
         if hasattr(made, "__aenter__"):
@@ -66,10 +66,10 @@ async def _rolls_back(talk: Talk) -> None:
 async def _nests(talk: Talk) -> None:
     await _commits(talk)
     with suppress(KeyError):
-        async with talk.nested():
+        async with talk.begin_nested():
             await talk.add(7)
             raise KeyError
-    async with talk.nested():
+    async with talk.begin_nested():
         assert await talk.rows() == [1]
     await talk.say("commit")
 

@@ -13,7 +13,7 @@ def build(setup: Setup, handlers: Handlers) -> App:
     """Look up, then run, then remember: two at once both run."""
     answers: dict[str, Response] = {}
 
-    def remembered(run: Handler) -> Handler:
+    def remember_by_key(run: Handler) -> Handler:
         async def endpoint(request: Request) -> Response:
             key = request.headers["idempotency-key"]
             if key not in answers:
@@ -22,4 +22,4 @@ def build(setup: Setup, handlers: Handlers) -> App:
 
         return endpoint
 
-    return application({path: remembered(run) for path, run in handlers.items()})
+    return application({path: remember_by_key(run) for path, run in handlers.items()})

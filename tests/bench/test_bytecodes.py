@@ -118,7 +118,7 @@ def test_one_more_request_in_a_tick_of_sqlite_stays_within_its_budget(verb: str)
     def answer(needed: Any) -> int:
         return len(needed.rows) if isinstance(needed, ExecuteMany) else now
 
-    def spent(number: int, loop: asyncio.AbstractEventLoop) -> int:
+    def count_opcodes(number: int, loop: asyncio.AbstractEventLoop) -> int:
         counted = Counted()
         with counted.counting():
             bundle = BUNDLES[many.__func__]
@@ -130,8 +130,8 @@ def test_one_more_request_in_a_tick_of_sqlite_stays_within_its_budget(verb: str)
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        spent(21, loop)
-        return spent(21, loop) - spent(20, loop)
+        count_opcodes(21, loop)
+        return count_opcodes(21, loop) - count_opcodes(20, loop)
 
     assert asyncio.run(main()) <= SQLITE_EACH[verb] * ROOM_OF_LATER_PYTHONS
 
@@ -220,7 +220,7 @@ def mariadb_batch_costs(many: int) -> dict[str, int]:
     store, now = MariadbStore(), 1_700_000_000_000_000
     claims = [attempt(key=f"{key}") for key in range(many)]
 
-    def said(make: MakeFlow[list[Any]], results: list[Any]) -> tuple[list[Any], int]:
+    def count_opcodes(make: MakeFlow[list[Any]], results: list[Any]) -> tuple[list[Any], int]:
         seen = Counted()
         with seen.counting():
             talk: Any = converse(make, None, 16_777_216)
@@ -228,15 +228,15 @@ def mariadb_batch_costs(many: int) -> dict[str, int]:
         return found, seen.total()
 
     rows = [grant_row(None, each, first_grant(each, now)) for each in claims]
-    found, claim = said(lambda: store.claim(claims), [[(now, *row) for row in rows]])
+    found, claim = count_opcodes(lambda: store.claim(claims), [[(now, *row) for row in rows]])
     settlements = [settlement(verdict.grant) for verdict in found]
-    _, settle = said(lambda: store.settle(settlements), [[(1,)], 0])
+    _, settle = count_opcodes(lambda: store.settle(settlements), [[(1,)], 0])
     kept = [settle_row(row, each, now)[1] for row, each in zip(rows, settlements, strict=True)]
-    found, replay = said(lambda: store.claim(claims), [[(now, *row) for row in kept if row is not None]])
+    found, replay = count_opcodes(lambda: store.claim(claims), [[(now, *row) for row in kept if row is not None]])
     assert {type(verdict) for verdict in found} == {Replay}
     asked = [(each.id, each.recipe, each.fingerprint) for each in claims]
     columns = [(now, 1, *map(row._asdict().__getitem__, KEPT_COLUMNS)) for row in kept if row is not None]
-    found, look = said(lambda: store.look_kept(asked), [columns])
+    found, look = count_opcodes(lambda: store.look_kept(asked), [columns])
     assert {type(verdict) for verdict in found} == {Replay}
     return {"claim": claim, "settle": settle, "replay": replay, "look": look}
 

@@ -172,12 +172,12 @@ def test_a_wrong_verdict_stops_the_run(tmp_path: Path) -> None:
     where = place(f"sqlite:///{tmp_path / 'wrong.db'}", RECORDS)
     where.make(Population(RECORDS, system_clock() - 2 * DAY_US))
 
-    async def asked() -> None:
+    async def verify_all() -> None:
         async with AsyncEngine.connect(where.url) as engine:
             await verify(engine, Population(RECORDS, 0))
 
     with pytest.raises(WrongAnswer, match="LIVE"):
-        asyncio.run(asked())
+        asyncio.run(verify_all())
 
 
 # --- the command ---

@@ -52,9 +52,9 @@ def test_an_atomic_command_is_counted_by_its_form(capsys: Capture, tmp_path: Pat
 
 
 def test_a_wrong_number_of_replays_is_not_measured() -> None:
-    async def measured() -> None:
+    async def measure() -> None:
         plain = hotpath.serve(bare.build(Setup(module="bench.bare"), payment_handlers()))
         await plain.cpu_us(hotpath.keys(1, iter(range(3))), replays=3)
 
     with pytest.raises(RuntimeError, match="3 answers, 0 replays; not 3, 3"):
-        asyncio.run(measured())
+        asyncio.run(measure())

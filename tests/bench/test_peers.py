@@ -82,7 +82,7 @@ def test_an_environment_is_asked_for_the_versions_that_it_has(tmp_path: Path) ->
     assert found.versions == {"idemgate": "9.9"}
     assert [peer.name for peer in found.peers()] == ["idemgate"]
     assert "idemgate" not in str(found.left_out())
-    assert found.named(found.peers()) == "idemgate 9.9"
+    assert found.describe(found.peers()) == "idemgate 9.9"
 
 
 def test_subjects_of_peers_bring_the_bare_application_they_are_compared_with() -> None:

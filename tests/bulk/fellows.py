@@ -71,11 +71,11 @@ class Fellow(Member):
         return self.runner.run(collect())
 
     def progress(self, operation_id: str | None = None, **named: str) -> Tally | None:
-        found: Tally | None = self.told(self.bulk.progress(operation_id, **named))
+        found: Tally | None = self.wait_for(self.bulk.progress(operation_id, **named))
         return found
 
     def operation_id(self, **named: str) -> str | None:
-        found: str | None = self.told(self.bulk.operation_id(**named))
+        found: str | None = self.wait_for(self.bulk.operation_id(**named))
         return found
 
 

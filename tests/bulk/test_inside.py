@@ -79,7 +79,7 @@ def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
 def test_a_stopped_bulk_continues_after_its_last_commit(make_fellow: Make, home: Home) -> None:
     ran: list[int] = []
 
-    async def stopped(item: BulkItem) -> None:
+    async def stop_at_57(item: BulkItem) -> None:
         if item.place == 57:
             raise Stopped
         await counts(item)
@@ -89,7 +89,7 @@ def test_a_stopped_bulk_continues_after_its_last_commit(make_fellow: Make, home:
         await counts(item)
 
     with pytest.raises(Stopped):
-        make_fellow(chunk_items=10).run(number_items(100), stopped)
+        make_fellow(chunk_items=10).run(number_items(100), stop_at_57)
     assert home.effects() == list(range(50))
     done = make_fellow(chunk_items=10).run(number_items(100), goes_on)
     assert ran == list(range(50, 100))
@@ -220,6 +220,6 @@ def test_a_result_that_cannot_be_stored_fails_only_its_item(make_fellow: Make, h
     failed = [(each.place, each.error_code) for each in fellow.outcomes(done, state=ItemState.FAILED)]
     assert failed == [(1, "PolicyError"), (3, "PolicyError")]
     id, items = operation_bytes(done.operation_id), Items(fellow.engine.store)
-    told = fellow.told(fellow.engine.perform("bulk", lambda: items.codes(id, 9)))
+    told = fellow.wait_for(fellow.engine.perform("bulk", lambda: items.codes(id, 9)))
     assert told == [Failures(ItemState.FAILED, "PolicyError", True, 2)]
     assert home.effects() == [0, 2, 4, 5]

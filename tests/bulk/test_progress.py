@@ -19,14 +19,14 @@ class Stopped(BaseException):
 
 
 def test_a_bulk_that_was_stopped_is_found_by_its_key(make_fellow: Make) -> None:
-    async def stopped(item: BulkItem) -> None:
+    async def stop_at_9(item: BulkItem) -> None:
         if item.place == 9:
             raise Stopped
         await counts(item)
 
     told: list[str] = []
     with pytest.raises(Stopped):
-        make_fellow(chunk_items=4).run(number_items(20), stopped, begun=told.append)
+        make_fellow(chunk_items=4).run(number_items(20), stop_at_9, begun=told.append)
     other = make_fellow()
     assert other.progress(key="k", caller="alice") == other.progress(told[0]) == Tally(20, 8, 8, 0, 0, 0)
     assert other.operation_id(key="k", caller="alice") == told[0]

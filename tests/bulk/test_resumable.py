@@ -58,13 +58,13 @@ def test_a_completer_ends_a_bulk_whose_client_is_gone(tmp_path: Path) -> None:
         request=REQUEST,
     )
 
-    async def begun() -> None:
+    async def die_in_the_middle() -> None:
         shop = Shop(home, dies_at=17)
         async with shop.engine as engine:
             with pytest.raises(asyncio.CancelledError):
                 await engine.run(command, lambda permit: shop.count_all(permit, REQUEST))
 
-    async def ended() -> None:
+    async def complete() -> None:
         shop = Shop(home)
         async with shop.engine as engine:
             completer = Completer(engine)
@@ -76,7 +76,7 @@ def test_a_completer_ends_a_bulk_whose_client_is_gone(tmp_path: Path) -> None:
             assert json.loads(answer.answer.body) == [30, 30, 30, 0, 0, 0]
         assert shop.handled == list(range(10, 30))
 
-    asyncio.run(begun())
+    asyncio.run(die_in_the_middle())
     assert home.effects() == list(range(10))
-    asyncio.run(asyncio.wait_for(ended(), 60))
+    asyncio.run(asyncio.wait_for(complete(), 60))
     assert home.effects() == list(range(30))

@@ -53,7 +53,7 @@ class Shelf:
     def command(self, key: str, *, caller: str = "alice", operation: str = "pay", **options: Any) -> Command:
         return Command(Scope("demo", caller, operation), key, bytes(32), "test", Policy.of(**options))
 
-    def succeeded(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
+    def succeed(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
         """A command that succeeded; its operation id."""
         with self.engine(ago_us) as engine:
             return engine.run(self.command(key, **options), lambda permit: Answer(201, (), b"paid")).operation_id
@@ -70,7 +70,7 @@ class Shelf:
             engine.run(self.command(key, **options), handler)
         return seen[0]
 
-    def abandoned(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
+    def abandon(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
         """A command whose holder was never heard of again."""
         with self.engine(ago_us) as engine:
             permit = engine.claim(self.command(key, **options))

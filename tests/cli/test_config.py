@@ -218,10 +218,10 @@ def test_the_current_folder_is_searched_once(write_module: Callable[[str, str], 
 
 
 def test_records_show_the_policy_they_were_claimed_under(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("one", lease_seconds=7, deadline_seconds=70, answer_seconds=60)
-    shelf.succeeded("two")
-    shelf.succeeded("three")
-    shelf.succeeded("four", operation="ship", effects="idempotent", attempts_max=3, dedup_for_seconds=600)
+    shelf.succeed("one", lease_seconds=7, deadline_seconds=70, answer_seconds=60)
+    shelf.succeed("two")
+    shelf.succeed("three")
+    shelf.succeed("four", operation="ship", effects="idempotent", attempts_max=3, dedup_for_seconds=600)
     document = semel("config", "--json").document
     newer, older, ship = document["operations"]
     assert [(each["operation"], each["records"]) for each in (newer, older, ship)] == [
@@ -286,7 +286,7 @@ def test_guarantees_follow_from_effects_and_store() -> None:
 
 
 def test_every_reason_is_given(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
     [operation] = json.loads(semel("config", "--json").out)["operations"]
     assert all(promise["why"] for promise in operation["guarantees"])
     assert operation["level"]

@@ -114,11 +114,11 @@ def test_a_file_that_may_not_be_written_is_a_problem(semel: Run, monkeypatch: py
 
 
 def test_expired_records_that_were_not_purged_are_overdue(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("fresh")
-    shelf.succeeded("just over", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
+    shelf.succeed("fresh")
+    shelf.succeed("just over", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
     assert found(semel("doctor", "--json"), "purge")["level"] == "ok"
-    shelf.succeeded("answer", ago_us=5 * HOUR_US, answer_seconds=60)
-    shelf.succeeded("tombstone", ago_us=10 * HOUR_US, answer_seconds=60, tombstone_seconds=60)
+    shelf.succeed("answer", ago_us=5 * HOUR_US, answer_seconds=60)
+    shelf.succeed("tombstone", ago_us=10 * HOUR_US, answer_seconds=60, tombstone_seconds=60)
     finding = found(semel("doctor", "--json"), "purge")
     assert finding["level"] == "warning"
     assert "1 tombstones and 1 answers are overdue, the oldest for 10 h" in finding["detail"]

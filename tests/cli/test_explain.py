@@ -32,33 +32,45 @@ def release(shelf: Shelf, key: str) -> str:
 
 
 STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
-    "running": (lambda shelf: shelf.abandoned("k"), "believed alive", Situation.PROCESSING_LIVE, "Wait", "ask again"),
+    "running": (
+        lambda shelf: shelf.abandon("k"),
+        "believed alive",
+        Situation.PROCESSING_LIVE,
+        "Wait",
+        "ask again",
+    ),
     "lapsed": (
-        lambda shelf: shelf.abandoned("k", ago_us=HOUR_US),
+        lambda shelf: shelf.abandon("k", ago_us=HOUR_US),
         "expired",
         Situation.EXTERNAL_LAPSED,
         "semel settle",
         "finding out",
     ),
     "lapsed idempotent": (
-        lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
+        lambda shelf: shelf.abandon("k", effects="idempotent", ago_us=HOUR_US),
         "expired",
         Situation.IDEMPOTENT_LAPSED,
         "No action",
         "it runs",
     ),
-    "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "No action", "first answer"),
+    "succeeded": (
+        lambda shelf: shelf.succeed("k"),
+        "status 201",
+        Situation.ANSWER_KEPT,
+        "No action",
+        "first answer",
+    ),
     "refused": (lambda shelf: refuse(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
     "released": (lambda shelf: release(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
     "expired": (
-        lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60),
+        lambda shelf: shelf.succeed("k", ago_us=HOUR_US, answer_seconds=60),
         "EXPIRED",
         Situation.EXPIRED,
         "No action",
         "your own reference",
     ),
     "expired, new": (
-        lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60, after_expiry="new"),
+        lambda shelf: shelf.succeed("k", ago_us=HOUR_US, answer_seconds=60, after_expiry="new"),
         "EXPIRED",
         Situation.EXPIRED_NEW,
         "No action",
@@ -104,9 +116,9 @@ def test_a_lists_effects_are_its_items_own(semel: Run, shelf: Shelf) -> None:
 
 
 def test_the_end_of_retention_is_shown(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("kept")
+    shelf.succeed("kept")
     shelf.unknown("open")
-    shelf.succeeded("over", ago_us=2 * HOUR_US, answer_seconds=60, tombstone_seconds=60)
+    shelf.succeed("over", ago_us=2 * HOUR_US, answer_seconds=60, tombstone_seconds=60)
     kept = {key: semel("explain", key, "--json").document["story"]["kept"] for key in ("kept", "open", "over")}
     assert "is replayed until 20" in kept["kept"]
     assert "is new afterwards" in kept["kept"]
@@ -145,13 +157,13 @@ def test_every_name_leads_to_the_record(semel: Run, shelf: Shelf) -> None:
 
 def test_a_key_that_is_a_uuid_is_a_key(semel: Run, shelf: Shelf) -> None:
     key = "8e03978e-40d5-43e8-bc93-6894a57f9324"
-    operation_id = shelf.succeeded(key)
+    operation_id = shelf.succeed(key)
     assert semel("explain", key, "--json").document["operationId"] == operation_id
     assert semel("explain", key, *SCOPE, "--json").document["operationId"] == operation_id
 
 
 def test_several_records_are_listed_and_the_scope_distinguishes_them(semel: Run, shelf: Shelf) -> None:
-    ids = {caller: shelf.succeeded("same", caller=caller) for caller in ("alice", "bob")}
+    ids = {caller: shelf.succeed("same", caller=caller) for caller in ("alice", "bob")}
     ran = semel("explain", "same")
     assert ran.code == 1
     assert all(id in ran.err for id in ids.values())
@@ -159,7 +171,7 @@ def test_several_records_are_listed_and_the_scope_distinguishes_them(semel: Run,
 
 
 def test_a_key_without_a_record_names_other_scopes(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("same")
+    shelf.succeed("same")
     nowhere = semel("explain", "other")
     assert nowhere.code == 4
     assert "as a new command" in nowhere.err
@@ -172,9 +184,9 @@ def test_a_key_without_a_record_names_other_scopes(semel: Run, shelf: Shelf) -> 
 
 
 def test_a_search_goes_through_every_page(semel: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    oldest = shelf.succeeded("key-0")
+    oldest = shelf.succeed("key-0")
     for number in range(1, 5):
-        shelf.succeeded(f"key-{number}")
+        shelf.succeed(f"key-{number}")
     monkeypatch.setattr(filters.pages, "__defaults__", (2,))
     assert semel("explain", "key-0", "--json").document["operationId"] == oldest
 
@@ -192,7 +204,7 @@ def test_a_search_goes_through_every_page(semel: Run, shelf: Shelf, monkeypatch:
 def test_a_damaged_record_is_shown_and_explained(
     semel: Run, shelf: Shelf, column: str, value: Any, arguments: list[str]
 ) -> None:
-    shelf.succeeded("k")
+    shelf.succeed("k")
     with closing(sqlite3.connect(shelf.path)) as connection, connection:
         connection.execute("PRAGMA ignore_check_constraints=1")
         connection.execute(f"UPDATE semel_record SET {column} = {value}")
@@ -205,7 +217,7 @@ def test_a_damaged_record_is_shown_and_explained(
 
 
 def test_the_prediction_uses_the_record_as_it_is(semel: Run, shelf: Shelf) -> None:
-    operation_id = shelf.succeeded("k")
+    operation_id = shelf.succeed("k")
     raw = uuid_bytes(operation_id)
     assert raw is not None
     with shelf.engine() as engine:
@@ -218,7 +230,7 @@ def test_the_prediction_uses_the_record_as_it_is(semel: Run, shelf: Shelf) -> No
 
 
 def test_show_prints_lapsed_only_as_true(semel: Run, shelf: Shelf) -> None:
-    operation_id = shelf.abandoned("k", ago_us=HOUR_US)
+    operation_id = shelf.abandon("k", ago_us=HOUR_US)
     with shelf.engine() as engine:
         engine.perform("lapse", lambda: engine.store.lapse(10))
     shown = semel("show", operation_id)

@@ -49,7 +49,7 @@ def test_every_record_once_newest_first_over_many_pages(
 ) -> None:
     monkeypatch.setattr(filters.pages, "__defaults__", (2,))
     monkeypatch.setattr(exporting, "ANSWERS_AT_ONCE", 1)
-    ids = [shelf.succeeded(f"key-{number}") for number in range(5)][::-1]
+    ids = [shelf.succeed(f"key-{number}") for number in range(5)][::-1]
     for arguments in ([], ["--answers"]):
         ran = semel("export", *arguments)
         assert [record["operationId"] for record in lines(ran.out)] == ids
@@ -68,9 +68,9 @@ def test_every_record_once_newest_first_over_many_pages(
 )
 def test_an_export_is_filtered_as_a_list_is(semel: Run, shelf: Shelf, arguments: list[str], keys: set[str]) -> None:
     ids = {
-        shelf.succeeded("old", caller="bob"): "old",
+        shelf.succeed("old", caller="bob"): "old",
         shelf.unknown("lost"): "lost",
-        shelf.abandoned("held", operation="ship", ago_us=HOUR_US): "held",
+        shelf.abandon("held", operation="ship", ago_us=HOUR_US): "held",
     }
     assert {ids[record["operationId"]] for record in lines(semel("export", *arguments).out)} == keys
 
@@ -107,7 +107,7 @@ HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1", '=
 
 def test_no_cell_is_a_formula(semel: Run, shelf: Shelf) -> None:
     for number, text in enumerate(HOSTILE):
-        shelf.succeeded(f"key-{number}", caller=text, operation=f'a,"b"\n{number}')
+        shelf.succeed(f"key-{number}", caller=text, operation=f'a,"b"\n{number}')
     ran = semel("export", "--format", "csv")
     rows = list(csv.DictReader(StringIO(ran.out, newline="")))
     assert [row["caller"] for row in rows] == [f"'{text}" for text in HOSTILE[::-1]]
@@ -126,11 +126,11 @@ def test_an_empty_export_is_empty_and_a_csv_has_its_header(semel: Run) -> None:
 
 def test_a_file_is_private_and_replaced_only_by_force(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     target = tmp_path / "records.jsonl"
-    shelf.succeeded("one")
+    shelf.succeed("one")
     first = semel("export", "--output", str(target))
     assert (first.code, first.out) == (0, f"exported: 1 records to {target}\n")
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    shelf.succeeded("two")
+    shelf.succeed("two")
     again = semel("export", "--output", str(target))
     assert again.code == 1
     assert "--force" in again.err
@@ -147,12 +147,12 @@ def test_a_failed_export_leaves_nothing_behind(
     target = tmp_path / "out" / "records.jsonl"
     target.parent.mkdir()
     target.write_text("former", "utf-8")
-    shelf.succeeded("one")
+    shelf.succeed("one")
 
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "document_of", interrupted)
+    monkeypatch.setattr(exporting, "document_of", interrupt)
     assert semel("export", "--output", str(target), "--force").code == 130
     assert [path.name for path in target.parent.iterdir()] == ["records.jsonl"]
     assert target.read_text("utf-8") == "former"
@@ -164,7 +164,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(
 ) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    shelf.succeeded("one")
+    shelf.succeed("one")
     monkeypatch.setattr(exporting, "document_of", lambda *_, **__: {"text": "x" * length})
 
     def full(*_: object, **__: object) -> tuple[int, str]:

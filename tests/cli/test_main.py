@@ -198,9 +198,9 @@ def test_the_right_id_secret_finds_keys(
 
 
 def test_a_purge_deletes_expired_rows_and_reports_them(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("kept")
-    shelf.succeeded("dropped", ago_us=HOUR_US, answer_seconds=60)
-    shelf.succeeded("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)
+    shelf.succeed("kept")
+    shelf.succeed("dropped", ago_us=HOUR_US, answer_seconds=60)
+    shelf.succeed("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)
     shelf.unknown("never", ago_us=1000 * HOUR_US, answer_seconds=60, tombstone_seconds=120)
     ran = semel("purge", "--json", "--chunk", "2", "--progress", "--clock-is-right")
     assert {name: count for name, count in ran.document.items() if count} == {
@@ -217,7 +217,7 @@ def findings(ran: Ran) -> dict[str, str]:
 
 
 def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
     ran = semel("doctor", "--json")
     assert ran.code == 0
     assert ran.document["healthy"] is True
@@ -229,9 +229,9 @@ def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
 
 def test_everything_found_has_a_remedy(semel: Run, shelf: Shelf) -> None:
     shelf.unknown("lost", ago_us=HOUR_US)
-    shelf.abandoned("stuck", ago_us=HOUR_US)
-    shelf.abandoned("running", effects="idempotent", ago_us=HOUR_US)
-    shelf.succeeded("ahead", ago_us=-HOUR_US)
+    shelf.abandon("stuck", ago_us=HOUR_US)
+    shelf.abandon("running", effects="idempotent", ago_us=HOUR_US)
+    shelf.succeed("ahead", ago_us=-HOUR_US)
     ran = semel("doctor", "--json")
     assert ran.code == 1
     bad = [found for found in ran.document["findings"] if found["level"] in ("warning", "problem")]
@@ -277,7 +277,7 @@ def test_a_closed_pipe_ends_quietly(shelf: Shelf) -> None:
 
 def test_damage_inside_the_file_is_found(semel: Run, shelf: Shelf) -> None:
     for number in range(200):
-        shelf.succeeded(f"key-{number}")
+        shelf.succeed(f"key-{number}")
     with closing(sqlite3.connect(shelf.path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     raw = bytearray(shelf.path.read_bytes())

@@ -88,7 +88,7 @@ def test_work_without_a_count_is_timed_and_its_error_is_raised(monkeypatch: pyte
 @pytest.mark.parametrize("command", ["purge", "export", "explain"])
 def test_commands_report_progress_only_on_request(semel: Run, shelf: Shelf, command: str) -> None:
     for number in range(3):
-        shelf.succeeded(f"key-{number}")
+        shelf.succeed(f"key-{number}")
     arguments = [command, *(["key-0"] if command == "explain" else [])]
     assert semel(*arguments).err == ""
     name = "search" if command == "explain" else command

@@ -24,7 +24,7 @@ Run = Callable[..., Ran]
 
 
 def test_the_list_has_the_promised_columns_newest_first(semel: Run, shelf: Shelf) -> None:
-    older = shelf.succeeded("one", ago_us=HOUR_US)
+    older = shelf.succeed("one", ago_us=HOUR_US)
     newer = shelf.unknown("two", caller="bob", operation="ship")
     ran = semel("list")
     lines = ran.out.splitlines()
@@ -48,17 +48,17 @@ def test_the_list_has_the_promised_columns_newest_first(semel: Run, shelf: Shelf
 )
 def test_the_list_is_filtered(semel: Run, shelf: Shelf, arguments: list[str], keys: set[str]) -> None:
     ids = {
-        shelf.succeeded("old", caller="bob", ago_us=HOUR_US): "old",
-        shelf.succeeded("paid"): "paid",
+        shelf.succeed("old", caller="bob", ago_us=HOUR_US): "old",
+        shelf.succeed("paid"): "paid",
         shelf.unknown("lost"): "lost",
-        shelf.abandoned("held", operation="ship", ago_us=HOUR_US): "held",
+        shelf.abandon("held", operation="ship", ago_us=HOUR_US): "held",
     }
     records = semel("list", "--json", *arguments).document["records"]
     assert {ids[record["operationId"]] for record in records} == keys
 
 
 def test_a_long_list_continues_where_the_page_ended(semel: Run, shelf: Shelf) -> None:
-    wanted = [shelf.succeeded(f"key-{number}") for number in range(5)][::-1]
+    wanted = [shelf.succeed(f"key-{number}") for number in range(5)][::-1]
     seen: list[str] = []
     cursor: list[str] = []
     while True:
@@ -98,7 +98,7 @@ def test_show_prints_a_derived_key_for_the_provider(semel: Run, shelf: Shelf) ->
 
 
 def test_an_expired_answer_reads_expired(semel: Run, shelf: Shelf) -> None:
-    operation_id = shelf.succeeded("key-1", ago_us=HOUR_US, answer_seconds=60)
+    operation_id = shelf.succeed("key-1", ago_us=HOUR_US, answer_seconds=60)
     assert semel("show", operation_id, "--json").document["state"] == "EXPIRED"
 
 
@@ -145,14 +145,14 @@ def test_spans_are_printed_for_people(span: int, text: str) -> None:
 
 
 EXPLAINED = {
-    "running": ("it is running", lambda shelf: shelf.abandoned("k")),
-    "lapsed": ("semel settle", lambda shelf: shelf.abandoned("k", ago_us=HOUR_US)),
+    "running": ("it is running", lambda shelf: shelf.abandon("k")),
+    "lapsed": ("semel settle", lambda shelf: shelf.abandon("k", ago_us=HOUR_US)),
     "lapsed idempotent": (
         "same derived keys",
-        lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
+        lambda shelf: shelf.abandon("k", effects="idempotent", ago_us=HOUR_US),
     ),
-    "succeeded": ("gets the stored answer", lambda shelf: shelf.succeeded("k")),
-    "expired": ("no longer kept", lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60)),
+    "succeeded": ("gets the stored answer", lambda shelf: shelf.succeed("k")),
+    "expired": ("no longer kept", lambda shelf: shelf.succeed("k", ago_us=HOUR_US, answer_seconds=60)),
     "unknown": ("semel settle", lambda shelf: shelf.unknown("k")),
 }
 
@@ -173,7 +173,7 @@ def test_settle_reports_what_a_retry_would_get(semel: Run, shelf: Shelf) -> None
 
 
 def test_a_damaged_record_is_still_shown(semel: Run, shelf: Shelf) -> None:
-    operation_id = shelf.succeeded("key-1")
+    operation_id = shelf.succeed("key-1")
     with closing(sqlite3.connect(shelf.path)) as connection, connection:
         connection.execute("PRAGMA ignore_check_constraints=1")
         connection.execute("UPDATE semel_record SET state = 99, effects = 98, created_at = 9000000000000000000")
@@ -204,16 +204,16 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
         def isatty(self) -> bool:
             return True
 
-    def shown(kind: type[StringIO]) -> str:
+    def print_styled(kind: type[StringIO]) -> str:
         stream = kind()
         Output(machine=False, stdout=stream).say_styled("red", "x\x1by")
         return stream.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert shown(Terminal) == "\x1b[31mx\\x1by\x1b[0m\n"
-    assert shown(StringIO) == "x\\x1by\n"
+    assert print_styled(Terminal) == "\x1b[31mx\\x1by\x1b[0m\n"
+    assert print_styled(StringIO) == "x\\x1by\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert shown(Terminal) == "x\\x1by\n"
+    assert print_styled(Terminal) == "x\\x1by\n"
 
 
 def test_people_read_retryable_and_machines_the_stored_name(semel: Run, shelf: Shelf) -> None:
@@ -233,8 +233,8 @@ def test_people_read_retryable_and_machines_the_stored_name(semel: Run, shelf: S
 
 
 def test_a_lapsed_record_is_marked_in_the_list(semel: Run, shelf: Shelf) -> None:
-    shelf.abandoned("key-1", ago_us=HOUR_US)
-    shelf.succeeded("key-2")
+    shelf.abandon("key-1", ago_us=HOUR_US)
+    shelf.succeed("key-2")
     lines = semel("list").out.splitlines()
     assert lines[1].startswith("SUCCEEDED  ")
     assert lines[2].startswith("PROCESSING, lapsed  ")
@@ -264,8 +264,8 @@ def test_a_terminal_gets_wrapped_lines_with_a_hanging_indent(monkeypatch: pytest
 def test_unknown_and_lapsed_rows_are_coloured_on_a_terminal(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     shelf.unknown("key-1")
-    shelf.abandoned("key-2", ago_us=HOUR_US)
-    shelf.succeeded("key-3")
+    shelf.abandon("key-2", ago_us=HOUR_US)
+    shelf.succeed("key-3")
     shown = Terminal()
     assert records.run_list(parse(*grammar(), ["list", "--url", shelf.url]), Output(machine=False, stdout=shown)) == 0
     lines = shown.getvalue().splitlines()

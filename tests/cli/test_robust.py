@@ -115,7 +115,7 @@ def test_a_locked_file_is_read_and_a_write_is_refused(
 
 
 def test_a_purge_of_a_locked_file_is_refused(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
-    shelf.succeeded("due", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
+    shelf.succeed("due", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
     with closing(sqlite3.connect(shelf.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert main(["purge", "--url", f"{shelf.url}?busy_seconds=0"]) == 3
@@ -130,7 +130,7 @@ def test_a_purge_of_a_locked_file_is_refused(shelf: Shelf, capsys: pytest.Captur
     "arguments", [["list"], ["--help"], ["export"], ["list", "--nope"], ["list", "--json", "--nope"]], ids=" ".join
 )
 def test_a_closed_output_stream_ends_the_command_quietly(arguments: list[str], shelf: Shelf) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -151,7 +151,7 @@ def test_a_process_started_without_streams_works(shelf: Shelf) -> None:
 
 
 def test_a_full_disk_behind_stdout_is_reported(shelf: Shelf) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
     with open("/dev/full", "wb") as full:
         done = run("list", "--url", shelf.url, stdout=full.fileno())
     assert done.returncode == 1

@@ -115,7 +115,7 @@ def test_a_command_that_did_not_happen_runs_on_retry(semel: Run, shelf: Shelf) -
 
 
 def test_a_lapsed_command_is_settled_too(semel: Run, shelf: Shelf) -> None:
-    operation_id = shelf.abandoned("key-1", ago_us=HOUR_US)
+    operation_id = shelf.abandon("key-1", ago_us=HOUR_US)
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "the host is gone").code == 0
 
 
@@ -132,8 +132,8 @@ def test_settle_waits_for_the_deadline_unless_forced(semel: Run, shelf: Shelf) -
 
 def test_a_known_outcome_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
     for operation_id, state in (
-        (shelf.succeeded("a", ago_us=HOUR_US), "SUCCEEDED"),
-        (shelf.abandoned("b"), "PROCESSING"),
+        (shelf.succeed("a", ago_us=HOUR_US), "SUCCEEDED"),
+        (shelf.abandon("b"), "PROCESSING"),
     ):
         ran = semel("settle", operation_id, "--did-not-happen", "--reason", "x", "--force", "--json")
         assert ran.code == 1

@@ -21,10 +21,10 @@ GROWTH = Path(__file__).resolve().parents[2] / "docs/growth.md"
 
 def fill(shelf: Shelf) -> None:
     for number in range(3):
-        shelf.succeeded(f"paid-{number}", caller="bob", operation="ship")
+        shelf.succeed(f"paid-{number}", caller="bob", operation="ship")
     shelf.unknown("lost", ago_us=HOUR_US)
-    shelf.abandoned("stuck", ago_us=HOUR_US)
-    shelf.abandoned("running")
+    shelf.abandon("stuck", ago_us=HOUR_US)
+    shelf.abandon("running")
 
 
 def test_a_census_says_what_is_open_unknown_and_new_and_what_was_read(shelf: Shelf, semel: Run) -> None:
@@ -90,7 +90,7 @@ def test_top_groups_by_operation_caller_and_doubt(shelf: Shelf, semel: Run) -> N
 
 
 def test_top_escapes_names_for_the_terminal(shelf: Shelf, semel: Run) -> None:
-    shelf.succeeded("key", caller="al\x1b[31mice")
+    shelf.succeed("key", caller="al\x1b[31mice")
     assert "\x1b" not in semel("top", "--by", "caller").out
 
 

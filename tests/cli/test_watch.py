@@ -36,12 +36,12 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_two_polls_give_rates(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
-    shelf.succeeded("before", ago_us=HOUR_US)
-    held = shelf.abandoned("held", ago_us=HOUR_US)
+    shelf.succeed("before", ago_us=HOUR_US)
+    held = shelf.abandon("held", ago_us=HOUR_US)
 
     def work() -> None:
-        shelf.succeeded("one")
-        shelf.succeeded("two")
+        shelf.succeed("one")
+        shelf.succeed("two")
         shelf.unknown("three")
 
     between(work, lambda: None)
@@ -61,7 +61,7 @@ def test_two_polls_give_rates(semel: Run, shelf: Shelf, between: Callable[..., N
 
 
 def test_without_a_terminal_each_poll_prints_a_line(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
-    between(lambda: shelf.succeeded("one"))
+    between(lambda: shelf.succeed("one"))
     first, second = semel("watch", "--count", "2").out.splitlines()
     assert first.endswith("0 records, 0 open, 0 lapsed, 0 unknown")
     assert "1 records" in second
@@ -74,7 +74,7 @@ def test_more_than_can_be_counted_is_reported(
 ) -> None:
     monkeypatch.setattr(watched, "PAGE", 2)
     monkeypatch.setattr(watched, "COUNTED_MAX", 2)
-    between(lambda: [shelf.abandoned(f"key-{number}") for number in range(5)])
+    between(lambda: [shelf.abandon(f"key-{number}") for number in range(5)])
     _, second = semel("watch", "--count", "2").out.splitlines()
     assert "at least 2 open" in second
     assert "at least 2 new" in second
@@ -83,7 +83,7 @@ def test_more_than_can_be_counted_is_reported(
 def test_a_store_that_becomes_unreachable_is_reported_and_waited_for(
     semel: Run, shelf: Shelf, between: Callable[..., None]
 ) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
     away = shelf.path.with_name("away")
     between(lambda: shelf.path.rename(away), lambda: None, lambda: away.rename(shelf.path))
     ran = semel("watch", "--count", "4")
@@ -107,7 +107,7 @@ def test_watch_exits_with_3_if_the_store_is_unreachable_or_missing(
 
 
 def test_another_store_at_the_same_url_ends_the_watch(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
-    shelf.succeeded("one")
+    shelf.succeed("one")
 
     other = shelf.path.with_name("other.db")
     Shelf(other)

@@ -51,12 +51,12 @@ Make = Callable[..., Journal]
 def make(request: pytest.FixtureRequest, tmp_path: Path, clocks: Clocks) -> Make:
     url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'intents.db'}"
 
-    def made(**options: object) -> Journal:
+    def make_journal(**options: object) -> Journal:
         journal = Journal(url, wall=lambda: clocks.wall, steady=lambda: clocks.steady, **options)  # type: ignore[arg-type]
         request.addfinalizer(journal.close)
         return journal
 
-    return made
+    return make_journal
 
 
 def test_an_intent_is_found_again_by_name_and_by_key(make: Make) -> None:

@@ -318,7 +318,7 @@ class Api:
             return await self._without_key(asked, caller)
         if self.wrong == "flight-other-key":
             await self.idle.wait()
-        return await self._protected(asked, caller, key, reader)
+        return await self._answer_protected(asked, caller, key, reader)
 
     async def _without_key(self, asked: Asked, caller: str) -> Said:
         if not self.required:
@@ -332,7 +332,7 @@ class Api:
             428 if self.wrong == "key-missing-status" else 400, "Idempotency-Key is missing", "missing"
         )
 
-    async def _protected(self, asked: Asked, caller: str, key: str, reader: asyncio.StreamReader) -> Said:
+    async def _answer_protected(self, asked: Asked, caller: str, key: str, reader: asyncio.StreamReader) -> Said:
         wrong = self.wrong
         if wrong == "key-injection" and "'or'" in key:
             return self._problem(500, "syntax error")
@@ -369,7 +369,7 @@ class Api:
                 return self._problem(500, "expired")
             record = None
         if record is not None:
-            said = await self._known(record, place, print_, asked, caller)
+            said = await self._answer_known_key(record, place, print_, asked, caller)
             if said is not None:
                 return said
         if wrong == "race-one-effect":
@@ -417,7 +417,7 @@ class Api:
             return self._problem(404, "No such operation")
         return Said(200, {"state": "DONE", **({"key": key} if self.wrong == "status-no-secrets" else {})})
 
-    async def _known(
+    async def _answer_known_key(
         self, record: Record, place: tuple[str, ...], print_: str, asked: Asked, caller: str
     ) -> Said | None:
         """What a key that was used gets; None: it is run again."""
@@ -595,7 +595,7 @@ class Api:
             if not (wrong == "key-doubled" and not same) and not (wrong == "key-doubled-same" and same):
                 raise BadKey("More than one key")
         value = values[0].lstrip(" ") if wrong == "key-whitespace" else values[0]
-        key = self._quoted(value) if value.startswith('"') else self._bare(value)
+        key = self._parse_quoted(value) if value.startswith('"') else self._bare(value)
         if not key and wrong != {"": "key-empty", '""': "key-empty-string"}.get(value):
             raise BadKey("An empty key")
         if any(not 0x21 <= ord(char) <= 0x7E for char in key):
@@ -620,7 +620,7 @@ class Api:
             raise BadKey("Not without quotes")
         return value
 
-    def _quoted(self, value: str) -> str:
+    def _parse_quoted(self, value: str) -> str:
         wrong = self.wrong
         if wrong == "key-quoted" and re.search(r'[,;][^"]*"$', value):
             raise BadKey("Not this character")

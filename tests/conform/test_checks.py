@@ -43,12 +43,12 @@ async def test_a_server_with_one_mistake_fails_exactly_the_check_that_looks_for_
     """The servers of a group run at once, on one clock."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def failed(wrong: str) -> list[str]:
+    async def find_failures(wrong: str) -> list[str]:
         async with slots:
             return failures(await report_of(wrong, "draft-07" if wrong == "openapi-errors" else "semel"))
 
     mistakes = [name for name in IDS if name.partition("-")[0] == group]
-    found = await asyncio.gather(*map(failed, mistakes))
+    found = await asyncio.gather(*map(find_failures, mistakes))
     assert dict(zip(mistakes, found, strict=True)) == {wrong: [wrong] for wrong in mistakes}
 
 

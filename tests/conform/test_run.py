@@ -184,11 +184,11 @@ async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.Monke
     """As a list of which a GET shows one page."""
     answer = Api._answer
 
-    async def paged(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+    async def cap_the_count(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
         said = await answer(self, asked, reader)
         return Said(200, {"count": min(said.document["count"], 4)}) if asked.method == "GET" else said
 
-    monkeypatch.setattr(Api, "_answer", paged)
+    monkeypatch.setattr(Api, "_answer", cap_the_count)
     async with serving() as (url, case):
         with pytest.raises(CannotRun, match=r"has stopped growing during the checks; in .effects., use a count"):
             await conform(url, case, Selection("semel", only=["json"]))
@@ -218,21 +218,21 @@ def answering_by(monkeypatch: pytest.MonkeyPatch, change: Callable[[Api, Asked, 
     """Let the right API's answers be what a function makes of them."""
     answer = Api._answer
 
-    async def changed(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+    async def change_answer(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
         return change(self, asked, await answer(self, asked, reader))
 
-    monkeypatch.setattr(Api, "_answer", changed)
+    monkeypatch.setattr(Api, "_answer", change_answer)
 
 
 async def test_an_api_that_limits_the_rate_is_neither_red_nor_green(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, count = Api._answer, 0
 
-    async def limited(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+    async def limit_rate(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
         nonlocal count
         count += asked.method == "POST"
         return Said(429, {}) if asked.method == "POST" and count > 20 else await answer(self, asked, reader)
 
-    monkeypatch.setattr(Api, "_answer", limited)
+    monkeypatch.setattr(Api, "_answer", limit_rate)
     async with serving() as (url, case):
         with pytest.raises(CannotRun, match=r"limits the rate of requests: it answers 429 to a key .*; lift the limit"):
             await conform(url, case, Selection("semel", only=["key"]))

@@ -85,18 +85,18 @@ def test_the_command_prints_how_to_continue(
         for number in range(7):
             engine.run(command(f"k{number}"), pay_with_canary)
 
-    def listed(*more: str) -> dict[str, Any]:
+    def list_records(*more: str) -> dict[str, Any]:
         assert main(["list", "--caller", "rare", "--url", url, *more]) == 0
         said = capsys.readouterr()
         return {"out": said.out, "err": said.err, **(json.loads(said.out) if "--json" in more else {})}
 
-    first = listed("--json")
+    first = list_records("--json")
     assert first["records"] == []
-    assert f"--before {first['nextBefore']}, or --whole" in " ".join(listed()["out"].split())
-    rest = listed("--json", "--before", str(first["nextBefore"]))
+    assert f"--before {first['nextBefore']}, or --whole" in " ".join(list_records()["out"].split())
+    rest = list_records("--json", "--before", str(first["nextBefore"]))
     assert ([each["caller"] for each in rest["records"]], rest["nextBefore"]) == (["rare"], None)
-    assert [each["caller"] for each in listed("--json", "--whole")["records"]] == ["rare"]
-    assert listed("--json", "--before", str(2**63 - 1))["records"] == []
+    assert [each["caller"] for each in list_records("--json", "--whole")["records"]] == ["rare"]
+    assert list_records("--json", "--before", str(2**63 - 1))["records"] == []
     assert main(["list", "--before", str(2**63), "--url", url]) == 2
 
 

@@ -228,9 +228,9 @@ def step_in_doubt(engine: Engine, key: str, calls: list[str]) -> tuple[str, Call
     def buy(permit: Permit) -> Answer:
         ids.append(permit.operation_id)
         permit.step("charge", lambda: calls.append("charge"))
-        return Answer(201, (), json.dumps(permit.step("ship", lost)).encode())
+        return Answer(201, (), json.dumps(permit.step("ship", lose_answer)).encode())
 
-    def lost() -> dict[str, int]:
+    def lose_answer() -> dict[str, int]:
         calls.append("ship")
         raise TimeoutError
 

@@ -174,7 +174,7 @@ class Round:
         if point is None:
             pause(self._rng.random() * 0.03)
         killed = worker.kill() == -9
-        self._recorder.ended(worker.pid)
+        self._recorder.note_end(worker.pid)
         said = worker.said + worker.rest()
         worker.close()
         began = [message[1] for message in said if message[0] == "begin"]

@@ -104,7 +104,7 @@ def main(options: dict[str, Any]) -> None:
 
             worker = Worker(life)
             killed = worker.wait()
-            recorder.ended(worker.pid)
+            recorder.note_end(worker.pid)
             worker.close()
             if killed == 0:
                 break

@@ -208,11 +208,11 @@ def test_an_interrupt_while_committing_for_others(folder: Folder, monkeypatch: p
     driver = engine.backend.driver
     commit = type(driver).commit
 
-    def interrupted(self: object, writer: sqlite3.Connection) -> None:
+    def interrupt(self: object, writer: sqlite3.Connection) -> None:
         monkeypatch.setattr(type(driver), "commit", commit)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(driver), "commit", interrupted)
+    monkeypatch.setattr(type(driver), "commit", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(engine, "interrupted")
     assert run(engine, "next") == ANSWER

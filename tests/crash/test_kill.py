@@ -63,7 +63,7 @@ def check(folder: Folder, effects: str, keys: list[str], last_kill: float) -> No
         while engine.perform("lapse", lambda: engine.store.lapse(100)):
             pass
         assert time.monotonic() < started + 1, "a reaper that began in time would not have been done in time"
-    told = folder.acked()
+    told = folder.read_acks()
     assert {key: answers for key, answers in told.items() if len(answers) > 1} == {}
     before = folder.states(keys)
     assert set(told) <= {key for key, state in before.items() if state == State.SUCCEEDED}

@@ -160,7 +160,7 @@ class Folder:
             found[key].add(derived)
         return found
 
-    def acked(self) -> dict[str, set[str]]:
+    def read_acks(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = defaultdict(set)
         for key, answer in lines(self.acks):
             found[key].add(answer)

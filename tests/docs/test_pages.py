@@ -70,7 +70,7 @@ def test_a_stale_page_is_reported(
 @pytest.mark.parametrize("name", ["tests/house/test_tidy.py::test_nothing", "no_such_case"])
 def test_a_missing_test_cannot_be_named(name: str) -> None:
     with pytest.raises(LookupError):
-        maker("named_tests").linked(name)
+        maker("named_tests").link_to(name)
 
 
 def test_every_invariant_has_tests_that_exist() -> None:
@@ -78,7 +78,7 @@ def test_every_invariant_has_tests_that_exist() -> None:
     assert [found.name.split()[0] for found in invariants] == [f"I{number}" for number in range(1, 9)]
     for found in invariants:
         assert found.tests, found.name
-        assert all(maker("named_tests").linked(name) for name in found.tests)
+        assert all(maker("named_tests").link_to(name) for name in found.tests)
 
 
 def test_what_a_setting_keeps_is_what_the_nemeses_found() -> None:
@@ -90,7 +90,7 @@ def test_what_a_setting_keeps_is_what_the_nemeses_found() -> None:
         ("kept", "no such nemesis"),
     ):
         with pytest.raises(LookupError, match="something else comes of it"):
-            settings.shown(settings.Cell(says, (), (line,)))
+            settings.format_cell(settings.Cell(says, (), (line,)))
     named = {name for setting in settings.SETTINGS for found in setting.cells for name in found.played}
     wanted = {
         str(line)

@@ -36,12 +36,12 @@ def sqlite(
     def performing(connection: sqlite3.Connection, now: Clock) -> Answer:
         answer = answering(connection, now)
 
-        def told(needed: Ask[Any]) -> Any:
+        def answer_after_hook(needed: Ask[Any]) -> Any:
             if before is not None:
                 before(name_of(needed))
             return answer(needed)
 
-        return told
+        return answer_after_hook
 
     driver = SqliteDriver(
         str(path),

@@ -26,7 +26,7 @@ def effects(file: Path) -> int:
     return int(count)
 
 
-def migrated(file: Path, clock: SettableClock) -> None:
+def migrate(file: Path, clock: SettableClock) -> None:
     engine = Engine(sqlite(file, clock))
     engine.migrate()
     engine.close()

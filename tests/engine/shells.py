@@ -60,10 +60,10 @@ class Shell:
     def run(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:
         """Run one command. The same handler serves both engines."""
 
-        async def handled(permit: Permit) -> Answer:
+        async def handle(permit: Permit) -> Answer:
             return handler(permit)
 
-        given: Any = handled if self.runner is not None else handler
+        given: Any = handle if self.runner is not None else handler
         result: Result = self._end(self.engine.run(what, given, wait_seconds=wait_seconds))
         return result
 

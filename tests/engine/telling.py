@@ -29,14 +29,14 @@ class Member:
         """Perform a coroutine: on this one's loop, or where there is none, at once."""
         return at_once(story) if self.runner is None else self.runner.run(story)
 
-    def told(self, reply: Any) -> Any:
+    def wait_for(self, reply: Any) -> Any:
         """What a method of either form answers, awaited where it must be."""
         return reply if self.runner is None else self.runner.run(reply)
 
     def performs(self, verb: str, make: Any) -> Any:
-        return self.told(self.engine.perform(verb, make))
+        return self.wait_for(self.engine.perform(verb, make))
 
     def close(self) -> None:
-        self.told(self.engine.close())
+        self.wait_for(self.engine.close())
         if self.runner is not None:
             self.runner.close()

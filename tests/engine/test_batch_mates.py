@@ -26,7 +26,7 @@ def test_a_request_that_cannot_be_written_down_fails_alone(refusal: Exception) -
         yield from ()
         return [request * 10 for request in requests]
 
-    replies = asyncio.run(_asked(verb))
+    replies = asyncio.run(run_verb(verb))
     assert replies == [10, 20, refusal, 40, 50]
     assert sent == [(1, 2, 3, 4, 5), (1,), (2,), (3,), (4,), (5,)]
 
@@ -40,7 +40,7 @@ def test_a_lost_batch_fails_for_all_and_is_sent_once() -> None:
         yield from ()
         raise lost
 
-    assert asyncio.run(_asked(verb)) == [lost] * 5
+    assert asyncio.run(run_verb(verb)) == [lost] * 5
     assert sent == [(1, 2, 3, 4, 5)]
 
 
@@ -51,7 +51,7 @@ def test_a_missing_reply_leaves_no_caller_waiting() -> None:
         yield from ()
         return [request * 10 for request in requests[1:] or requests]
 
-    async def told() -> tuple[list[Any], Any]:
+    async def gather_replies() -> tuple[list[Any], Any]:
         async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
             return perform(make(), lambda needed: None)
 
@@ -59,12 +59,12 @@ def test_a_missing_reply_leaves_no_caller_waiting() -> None:
         asked = [coalescer.ask(number) for number in (1, 2, 3)]
         return await asyncio.gather(*asked, return_exceptions=True), await coalescer.ask(4)
 
-    replies, last = asyncio.run(told())
+    replies, last = asyncio.run(gather_replies())
     assert [str(reply) for reply in replies] == ["2 replies to 3 requests"] * 3
     assert last == 40
 
 
-async def _asked(verb: Any) -> list[Any]:
+async def run_verb(verb: Any) -> list[Any]:
     async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
         flow = make()
         try:
@@ -88,7 +88,7 @@ def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sen
         yield from ()
         return [request * 10 for request in requests]
 
-    async def told() -> tuple[Any, ...]:
+    async def gather_replies() -> tuple[Any, ...]:
         asked: list[asyncio.Future[Any]] = []
 
         async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
@@ -104,7 +104,7 @@ def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sen
         await asyncio.sleep(0)
         return tuple(await asyncio.gather(*asked, return_exceptions=True))
 
-    first, second, third, fourth = asyncio.run(told())
+    first, second, third, fourth = asyncio.run(gather_replies())
     assert sent == [(1,), sent_with]
     assert (first, fourth) == (10, 40)
     assert {type(second), type(third)} == {asyncio.CancelledError}
@@ -151,7 +151,7 @@ def test_a_loop_whose_tasks_are_eager_is_served(suspends: bool) -> None:
             await asyncio.sleep(0)
         return perform(make(), lambda needed: None)
 
-    async def told() -> list[Any]:
+    async def gather_replies() -> list[Any]:
         asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory", _begin_at_once))
         coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
         asked = [coalescer.ask(number) for number in (1, 2, 3)]
@@ -162,7 +162,7 @@ def test_a_loop_whose_tasks_are_eager_is_served(suspends: bool) -> None:
             await asyncio.sleep(0)
         return [each.done() and each.result() for each in asked]
 
-    assert asyncio.run(told()) == [10, 20, 30, 40]
+    assert asyncio.run(gather_replies()) == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("names", [("order", "\ud800"), ("\udfff", "7"), ("order", 7)])

@@ -28,7 +28,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def opened(backend: Backend) -> AsyncEngine:
+async def open_engine(backend: Backend) -> AsyncEngine:
     engine = AsyncEngine(backend)
     await engine.migrate()
     await engine.open()
@@ -54,7 +54,7 @@ def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, store: str, tm
             backend = Backend("memory", MemoryStore(), SlowBatches())
         else:
             backend = memory() if store == "memory" else sqlite(tmp_path / f"{count}.db")
-        engine = await opened(backend)
+        engine = await open_engine(backend)
         ledger = Ledger()
 
         async def handler(permit: Permit) -> Answer:
@@ -73,7 +73,7 @@ def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, store: str, tm
             await caller
         await engine.close()  # waits for what was begun
         assert (engine.core.live, engine.core.entering) == ({}, set())
-        again = await opened(backend)
+        again = await open_engine(backend)
         result = await again.run(command(policy=policy), handler, wait_seconds=0)
         assert result.answer == MADE
         assert len(ledger.calls) == 1
@@ -92,7 +92,7 @@ def test_a_settlement_survives_its_caller() -> None:
 
     async def scenario() -> None:
         driver = SlowReplies()
-        engine = await opened(Backend("slow", MemoryStore(), driver))
+        engine = await open_engine(Backend("slow", MemoryStore(), driver))
         permit = await engine.claim(command())
         assert isinstance(permit, Permit)
         driver.hold = asyncio.Event()
@@ -113,7 +113,7 @@ def test_a_settlement_whose_caller_is_gone_is_repeated_when_the_store_fails() ->
 
     async def scenario() -> None:
         driver = FailingReplies()
-        engine = await opened(Backend("failing", MemoryStore(), driver))
+        engine = await open_engine(Backend("failing", MemoryStore(), driver))
         permit = await engine.claim(command())
         assert isinstance(permit, Permit)
         driver.fail = asyncio.Event()
@@ -138,7 +138,7 @@ def test_closing_does_not_wait_for_a_claim_that_never_landed(tmp_path: Path, mon
     async def scenario() -> None:
         faults = Faults(Fault(Kind.TIMEOUT, When.BEFORE, 6))  # at the claim's commit
         faults.rest()
-        engine = await opened(faulty_sqlite(str(tmp_path / "semel.db"), SettableClock(), faults).backend)
+        engine = await open_engine(faulty_sqlite(str(tmp_path / "semel.db"), SettableClock(), faults).backend)
         faults.resume()
         with pytest.raises(StoreTimeout):
             await engine.claim(command())
@@ -156,7 +156,7 @@ def test_a_renewal_that_crosses_the_settlement_takes_nothing_back(effects: str) 
 
     async def scenario() -> None:
         driver = SlowReplies()
-        engine = await opened(Backend("slow", MemoryStore(), driver))
+        engine = await open_engine(Backend("slow", MemoryStore(), driver))
         held: list[Permit] = []
 
         async def handler(permit: Permit) -> Answer:
@@ -192,7 +192,7 @@ def test_a_superseded_idempotent_handler_is_cancelled_and_an_external_one_is_not
 
     async def scenario(effects: str) -> tuple[bool, State]:
         clock = SettableClock()
-        engine = await opened(memory(clock))
+        engine = await open_engine(memory(clock))
         policy = Policy.of(effects=effects)
         begun, go_on = asyncio.Event(), asyncio.Event()
         held: list[Permit] = []
@@ -231,7 +231,7 @@ def test_a_cancelled_handler_reports_its_doubt() -> None:
     """Its own cancellation is an exception like any other: EXTERNAL is UNKNOWN, with its reason."""
 
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
 
         async def handler(permit: Permit) -> Answer:
             raise asyncio.CancelledError
@@ -247,7 +247,7 @@ def test_a_cancelled_handler_reports_its_doubt() -> None:
 
 def test_a_draining_engine_grants_nothing_and_waits_for_running_commands() -> None:
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
         permit = await engine.claim(command())
         assert isinstance(permit, Permit)
         assert not await engine.drain(0)  # it still lives
@@ -265,7 +265,7 @@ def test_a_draining_engine_grants_nothing_and_waits_for_running_commands() -> No
 
 def test_a_waiter_that_is_cancelled_leaves_its_place() -> None:
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
         assert isinstance(await engine.claim(command()), Permit)
         waiting = asyncio.ensure_future(engine.claim(command(), wait_seconds=30))
         await turns(5)
@@ -286,7 +286,7 @@ def test_a_cancelled_claim_in_a_group_is_released(tmp_path: Path) -> None:
     """SCHEDULES 1.9 d: queued with others and cancelled before its reply: no claim without an owner is left."""
 
     async def scenario() -> None:
-        engine = await opened(sqlite(tmp_path / "semel.db"))
+        engine = await open_engine(sqlite(tmp_path / "semel.db"))
         callers = [asyncio.ensure_future(engine.claim(command(str(n)))) for n in range(5)]
         await turns(1)  # all are queued for one commit
         callers[2].cancel()
@@ -296,7 +296,7 @@ def test_a_cancelled_claim_in_a_group_is_released(tmp_path: Path) -> None:
             if isinstance(permit, Permit):
                 await engine.settle(permit, Succeeded(MADE))
         await engine.close()
-        again = await opened(sqlite(tmp_path / "semel.db"))
+        again = await open_engine(sqlite(tmp_path / "semel.db"))
         assert isinstance(await again.claim(command("2")), Permit)
         await again.close()
 

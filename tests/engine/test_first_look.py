@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "semel.db"
 
 
-def made(permit: Permit) -> Answer:
+def make(permit: Permit) -> Answer:
     return MADE
 
 
@@ -65,7 +65,7 @@ def test_the_first_claim_looks_once(mode: Mode, policy: Policy, file: Path) -> N
     with closing(Shell(mode, sqlite(file), observer=counting)) as shell:
         assert looks(counting) == 0
         for key in ("a", "b", "a"):
-            shell.run(command(key, policy=policy), made)
+            shell.run(command(key, policy=policy), make)
         assert looks(counting) == 1
 
 
@@ -74,14 +74,14 @@ def test_an_open_engine_does_not_look_again(mode: Mode, file: Path) -> None:
     counting = Counting()
     with closing(Shell(mode, sqlite(file), observer=counting)) as shell:
         shell.open()
-        shell.run(command(), made)
+        shell.run(command(), make)
         assert looks(counting) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_memory_store_needs_no_opening(mode: Mode) -> None:
     with closing(Shell(mode, memory())) as shell:
-        assert shell.run(command(), made).answer == MADE
+        assert shell.run(command(), make).answer == MADE
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -95,7 +95,7 @@ def test_another_store_is_refused(mode: Mode, policy: Policy, file: Path, tmp_pa
         with pytest.raises(SchemaError, match="semel migrate"):
             shell.run(command(policy=policy), never)
         shell.open()
-        shell.run(command(), made)
+        shell.run(command(), make)
 
 
 def test_a_join_is_refused_as_well(file: Path) -> None:
@@ -132,7 +132,7 @@ def test_external_is_refused_on_a_server_that_forgets(mode: Mode, url: str) -> N
     with closing(Shell(mode, connect_backend(url))) as shell:
         with pytest.raises(ConfigurationError, match="the store would lose the fact that it ran"):
             shell.run(command(), never)
-        shell.run(command(policy=Policy.of(effects="idempotent")), made)
+        shell.run(command(policy=Policy.of(effects="idempotent")), make)
 
 
 # --- those who come meanwhile ------------------------------------------------------------------------
@@ -157,17 +157,17 @@ class Fails:
 def test_a_failed_first_check_is_repeated(mode: Mode, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = sqlite(file)
     failing = Fails(backend, 2)
-    monkeypatch.setattr("semel.engine.opening.introduce", lambda store: _introduced(failing))
+    monkeypatch.setattr("semel.engine.opening.introduce", lambda store: _identify(failing))
     with closing(Shell(mode, backend)) as shell:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 shell.run(command(), never)
-        shell.run(command(), made)
-        shell.run(command("other"), made)
+        shell.run(command(), make)
+        shell.run(command("other"), make)
     assert failing.begun == 3
 
 
-def _introduced(failing: Fails) -> Any:
+def _identify(failing: Fails) -> Any:
     return (yield from failing.identity()), []
 
 
@@ -178,7 +178,7 @@ def test_threads_share_one_look(file: Path) -> None:
 
         def ask(n: int) -> Answer:
             together.wait()
-            return engine.run(command(str(n)), made).answer
+            return engine.run(command(str(n)), make).answer
 
         assert list(pool.map(ask, range(8))) == [MADE] * 8
     assert looks(counting) == 1
@@ -203,11 +203,11 @@ def test_a_thread_that_arrives_meanwhile_waits_for_the_check() -> None:
         waits = Event()
         result = mine.result
 
-        def waited(timeout: float | None = None) -> None:
+        def note_and_wait(timeout: float | None = None) -> None:
             waits.set()
             result(timeout)
 
-        mine.result = waited  # type: ignore[method-assign]
+        mine.result = note_and_wait  # type: ignore[method-assign]
         other = pool.submit(look.take)
         assert waits.wait(30)
         assert not other.done()
@@ -309,13 +309,13 @@ def test_a_loop_that_ended_during_the_check_does_not_block_the_next() -> None:
 
     look = AsyncFirstLook(core, check)
 
-    async def given_up() -> None:
+    async def give_up() -> None:
         one = asyncio.create_task(look.take())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         one.cancel()
 
-    asyncio.run(given_up())
+    asyncio.run(give_up())
     asyncio.run(look.take())
     assert looked == [1, 1]
 

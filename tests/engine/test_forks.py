@@ -57,7 +57,7 @@ print([now is then for now, then in zip([driver._threads, driver._loops], held)]
 """
 
 
-def told(script: str, *given: str) -> list[str]:
+def run_script(script: str, *given: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -71,12 +71,12 @@ def place_of(home: Home, kind: str, folder: Path) -> tuple[str, str]:
 
 
 def test_an_engine_begins_anew(tmp_path: Path) -> None:
-    assert told(ENGINE, f"sqlite:///{tmp_path}/semel.db") == ["0 True True {}", "1 False True 1"]
+    assert run_script(ENGINE, f"sqlite:///{tmp_path}/semel.db") == ["0 True True {}", "1 False True 1"]
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/semel", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/semel"])
 def test_a_driver_does_not_touch_its_parents_connections(url: str) -> None:
-    assert told(DRIVER, url) == ["[False, False]", "[True, True]"]
+    assert run_script(DRIVER, url) == ["[False, False]", "[True, True]"]
 
 
 HANDLER = """
@@ -135,7 +135,7 @@ def test_a_child_that_leaves_its_parents_handler_says_nothing_of_the_command(
     meanwhile = {"atomic": "None", "steps": "CLAIMED"}.get(effects, "PROCESSING")
     once = [meanwhile, "b'parent'"]
     left = ["child SystemExit", *once, "child NothingHappened", *once, "child HandlerError", *once]
-    assert told(HANDLER, mode, effects, f"sqlite:///{tmp_path}/semel.db") == left
+    assert run_script(HANDLER, mode, effects, f"sqlite:///{tmp_path}/semel.db") == left
 
 
 UNITS = """
@@ -218,7 +218,7 @@ def test_a_child_that_leaves_a_transaction_of_its_parents_does_not_end_it(kind: 
     once = ["HANDLED", "b'parent'"]
     ends = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError", "KeyError")]
     ends = ends[: 3 if "sqlite" in kind else 4]
-    assert told(UNITS, kind, *place_of(home, kind, tmp_path)) == [
+    assert run_script(UNITS, kind, *place_of(home, kind, tmp_path)) == [
         line for end in ends for each in once for line in (end, each)
     ]
     assert home.effects() == sorted(base + 10 * n + m for base in (0, 100) for n in range(len(ends)) for m in range(2))
@@ -264,7 +264,7 @@ os._exit(0)
 
 
 def test_a_child_waits_for_no_lock_that_another_thread_of_its_parent_held(tmp_path: Path) -> None:
-    *held, worked, code = told(LOCKS, f"sqlite:///{tmp_path}/semel.db")
+    *held, worked, code = run_script(LOCKS, f"sqlite:///{tmp_path}/semel.db")
     assert (worked, code) == ("['0', '1'] True", "0"), held
     of = ("Bounds", "Core", "DeclaredCommand", "FirstLook", "OpenTelemetry", "StoreGauges", "Threads", "TopCallers")
     assert {line.split()[0] for line in held} >= {*of, "_Local", "_Sum", "_Buckets"}
@@ -316,7 +316,7 @@ def test_a_child_that_leaves_an_item_of_a_bulk_goes_on_with_no_other(kind: str, 
     home = make_home(kind, tmp_path)
     ends = ["exit", "raise", "return"]
     left = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
-    assert told(BULKS, kind, effects, *place_of(home, kind, tmp_path)) == [*left, f"{ends} {ends}"]
+    assert run_script(BULKS, kind, effects, *place_of(home, kind, tmp_path)) == [*left, f"{ends} {ends}"]
     assert home.effects() == ([0, 1, 2] if effects == "atomic" else [])
 
 
@@ -345,7 +345,7 @@ async def main():
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
 def test_a_child_keeps_the_files_that_have_the_numbers_of_closed_connections(library: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("still")
-    assert told(CLOSED, library, f"{tmp_path}/file") == ["b'still'"]
+    assert run_script(CLOSED, library, f"{tmp_path}/file") == ["b'still'"]
 
 
 STREAMED = """
@@ -374,4 +374,4 @@ run(engine.close())
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_child_does_not_say_that_its_parents_answer_is_not_kept(mode: str, tmp_path: Path) -> None:
     """As one would whose response is streamed: the parent's retry would get no answer."""
-    assert told(STREAMED, mode, f"sqlite:///{tmp_path}/semel.db") == ["False", "b'parent'"]
+    assert run_script(STREAMED, mode, f"sqlite:///{tmp_path}/semel.db") == ["False", "b'parent'"]

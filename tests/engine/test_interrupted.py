@@ -59,12 +59,12 @@ def test_an_interrupted_call_holds_neither_a_connection_nor_a_lock(backend: Back
         if not begun:
             run = unit.run
 
-            def interrupted(make: Any) -> Any:
+            def interrupt(make: Any) -> Any:
                 if after:
                     run(make)
                 raise KeyboardInterrupt
 
-            vars(unit)["run"] = interrupted
+            vars(unit)["run"] = interrupt
         begun.append(unit)
         return unit
 

@@ -55,7 +55,7 @@ class Strike:
         return self.trace
 
     @contextmanager
-    def armed(self) -> Iterator[None]:
+    def arm(self) -> Iterator[None]:
         try:
             yield
         finally:
@@ -89,7 +89,7 @@ def test_a_grant_is_undone_even_if_its_release_is_interrupted(no_collector: None
     while was_reached:
         number += 1
         strike = Strike(number)
-        with pytest.raises(Limit), strike.armed():
+        with pytest.raises(Limit), strike.arm():
             use(number, strike)
         was_reached = strike.left == 0
         eventually(lambda number=number: number in undone, 5.0)  # type: ignore[misc]
@@ -114,7 +114,7 @@ def test_a_time_limit_anywhere_in_a_run_leaves_no_permit(no_collector: None) -> 
         while was_reached:
             at += 1
             strike = Strike(at)
-            with strike.armed():
+            with strike.arm():
                 sys.settrace(strike.trace)
                 with suppress(Limit):
                     engine.run(command(f"k-{at}"), lambda permit: MADE)

@@ -40,14 +40,14 @@ def command(fingerprint: bytes = bytes(32)) -> Command:
     return Command(Scope("acme", "alice", "pay"), "k", fingerprint, "1.tests", Policy())
 
 
-def migrated(folder: Path) -> str:
+def make_migrated_url(folder: Path) -> str:
     migrated_file(folder / "semel.db")
     return f"sqlite:///{folder}/semel.db"
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://?persistence=none" if request.param == "memory" else migrated(tmp_path)
+    return "memory://?persistence=none" if request.param == "memory" else make_migrated_url(tmp_path)
 
 
 @pytest.fixture
@@ -55,15 +55,15 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     made: list[Command] = []
     attempt: Callable[..., Any] = Core.plain_attempt
 
-    def counted(self: Core, command: Command, id: bytes) -> Any:
+    def count_attempt(self: Core, command: Command, id: bytes) -> Any:
         made.append(command)
         return attempt(self, command, id)
 
-    monkeypatch.setattr(Core, "plain_attempt", counted)
+    monkeypatch.setattr(Core, "plain_attempt", count_attempt)
     return made
 
 
-async def answered(engine: AsyncEngine) -> None:
+async def answer_command(engine: AsyncEngine) -> None:
     permit = await engine.claim(command())
     assert isinstance(permit, Permit)
     await engine.settle(permit, Succeeded(MADE))
@@ -72,7 +72,7 @@ async def answered(engine: AsyncEngine) -> None:
 def test_a_replay_makes_no_claim(url: str, attempts: list[Command]) -> None:
     async def run() -> None:
         async with AsyncEngine.connect(url) as engine:
-            await answered(engine)
+            await answer_command(engine)
             met = await engine.claim(command())
             assert isinstance(met, Replay)
             assert met.answer == MADE
@@ -86,7 +86,7 @@ def test_a_replay_makes_no_claim(url: str, attempts: list[Command]) -> None:
 def test_a_process_that_drains_replays_nothing(url: str) -> None:
     async def run() -> None:
         async with AsyncEngine.connect(url) as engine:
-            await answered(engine)
+            await answer_command(engine)
             await engine.drain(0)
             with pytest.raises(StoreUnavailable, match="shutting down"):
                 await engine.claim(command())
@@ -106,7 +106,7 @@ def test_an_observer_gets_every_replay(url: str) -> None:
     async def run() -> None:
         heard = Heard()
         async with AsyncEngine.connect(url, observer=heard) as engine:
-            await answered(engine)
+            await answer_command(engine)
             await engine.claim(command())
         assert heard.verdicts == ["Proceed", "Replay"]
 
@@ -120,17 +120,17 @@ def test_a_new_key_is_not_looked_for_twice(tmp_path: Path) -> None:
         def counting(connection: sqlite3.Connection, clock: Clock) -> Callable[[Ask[Any]], Any]:
             answer = answering(connection, clock)
 
-            def counted(needed: Ask[Any]) -> Any:
+            def note_statement(needed: Ask[Any]) -> Any:
                 if isinstance(needed, Query | Execute | ExecuteMany):
                     said.append(needed.statement.name)
                 return answer(needed)
 
-            return counted
+            return note_statement
 
-        migrated(tmp_path)
+        make_migrated_url(tmp_path)
         driver = SqliteDriver(str(tmp_path / "semel.db"), answering=counting)
         async with AsyncEngine(sqlite_backend(driver)) as engine:
-            await answered(engine)
+            await answer_command(engine)
             said.clear()
             other = dataclasses.replace(command(), key="other")
             assert isinstance(await engine.claim(other), Permit)
@@ -146,7 +146,7 @@ def test_a_record_that_appears_after_the_look_is_found_by_the_claim(tmp_path: Pa
     """Between the look and the write another process has claimed the key."""
 
     async def run() -> None:
-        url = migrated(tmp_path)
+        url = make_migrated_url(tmp_path)
         async with AsyncEngine.connect(url) as two:
             look = two._performer.kept_answer
             assert look is not None

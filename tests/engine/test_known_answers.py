@@ -39,21 +39,21 @@ class Process:
         performer: Any = self.engine._performer
         ask = performer.ask_one
 
-        def told(verb: str, many: Any, request: Any) -> Awaitable[Any]:
+        def note_and_ask(verb: str, many: Any, request: Any) -> Awaitable[Any]:
             self.verbs.append(verb)
             if verb in self.refused:
                 raise self.refused[verb]
             reply: Awaitable[Any] = ask(verb, many, request)
             return reply
 
-        performer.ask_one = told
+        performer.ask_one = note_and_ask
 
-    async def met(self, what: Command) -> tuple[Any, list[str]]:
+    async def claim_noting_verbs(self, what: Command) -> tuple[Any, list[str]]:
         """What a claim meets, and what the store was asked for it."""
         self.verbs.clear()
         return await self.engine.claim(what, wait_seconds=0), list(self.verbs)
 
-    async def done(self, what: Command) -> None:
+    async def complete(self, what: Command) -> None:
         permit = await self.engine.claim(what)
         assert isinstance(permit, Permit)
         await self.engine.settle(permit, Succeeded(MADE))
@@ -83,13 +83,13 @@ def play(store: str, story: Callable[[Process, SettableClock], Awaitable[None]])
 def test_an_answer_that_this_process_gave_is_replayed_without_a_claim(effects: str, store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command(policy=Policy.of(effects=effects))
-        await process.done(what)
+        await process.complete(what)
         for _ in range(2):
-            met, verbs = await process.met(what)
+            met, verbs = await process.claim_noting_verbs(what)
             assert isinstance(met, Replay)
             assert (met.answer, verbs) == (MADE, ["look_kept"])
         process.engine._performer.answered.clear()  # another process: it learns of the answer by a claim
-        met, verbs = await process.met(what)
+        met, verbs = await process.claim_noting_verbs(what)
         assert isinstance(met, Replay)
         assert "look_kept" not in verbs
 
@@ -100,17 +100,17 @@ def test_an_answer_that_this_process_gave_is_replayed_without_a_claim(effects: s
 def test_an_answer_that_no_longer_applies_leads_to_a_claim(store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command(policy=BRIEF)
-        await process.done(what)
+        await process.complete(what)
         other = command(request=1, policy=BRIEF)
         for request, verdict in ((other, KeyReused), (replace(what, recipe="2.tests"), Unreadable)):
-            met, verbs = await process.met(request)
+            met, verbs = await process.claim_noting_verbs(request)
             assert isinstance(met, verdict)
             assert verbs[:2] == ["look_kept", "claim"]
             assert process.engine._performer.answered == set()
-            assert isinstance((await process.met(what))[0], Replay)  # it is known again
+            assert isinstance((await process.claim_noting_verbs(what))[0], Replay)  # it is known again
             assert len(process.engine._performer.answered) == 1
         clock.advance(seconds=61)
-        met, verbs = await process.met(what)
+        met, verbs = await process.claim_noting_verbs(what)
         assert isinstance(met, KeyExpired)
         assert verbs[:2] == ["look_kept", "claim"]
 
@@ -122,9 +122,9 @@ def test_an_answer_that_no_longer_applies_leads_to_a_claim(store: str) -> None:
 def test_a_look_that_the_store_refuses_leaves_it_to_the_claim(refusal: StoreUnavailable, store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command()
-        await process.done(what)
+        await process.complete(what)
         process.refused["look_kept"] = refusal
-        met, verbs = await process.met(what)
+        met, verbs = await process.claim_noting_verbs(what)
         assert isinstance(met, Replay)
         assert (met.answer, verbs) == (MADE, ["look_kept", "claim"])
 
@@ -135,10 +135,10 @@ def test_a_look_that_the_store_refuses_leaves_it_to_the_claim(refusal: StoreUnav
 def test_a_look_that_the_store_does_not_answer_in_time_is_not_waited_for_twice(store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command()
-        await process.done(what)
+        await process.complete(what)
         process.refused["look_kept"] = StoreTimeout("no answer")
         with pytest.raises(StoreTimeout, match="no answer"):
-            await process.met(what)
+            await process.claim_noting_verbs(what)
         assert process.verbs == ["look_kept"]
 
     play(store, story)
@@ -150,14 +150,14 @@ def test_an_answer_deleted_from_the_store_is_not_replayed(store: str) -> None:
 
     async def story(process: Process, clock: SettableClock) -> None:
         what, engine = command(policy=BRIEF), process.engine
-        await process.done(what)
+        await process.complete(what)
         clock.advance(seconds=120 + 600)
         await engine.perform("purge", lambda: engine.store.purge(None, 10))
-        met, verbs = await process.met(what)
+        met, verbs = await process.claim_noting_verbs(what)
         assert isinstance(met, Permit)
         assert verbs == ["look_kept", "claim"]
         await engine.settle(met, Refused(MADE._replace(status=409, body=b"no")))
-        met, verbs = await process.met(what)
+        met, verbs = await process.claim_noting_verbs(what)
         assert isinstance(met, Replay)
         assert (met.answer.body, verbs) == (b"no", ["look_kept"])
 
@@ -182,10 +182,10 @@ def test_only_a_kept_answer_is_remembered(store: str) -> None:
 def test_a_process_that_drains_while_it_looks_claims_nothing() -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what, engine = command(policy=BRIEF), process.engine
-        await process.done(what)
+        await process.complete(what)
         clock.advance(seconds=120 + 600)
         await engine.perform("purge", lambda: engine.store.purge(None, 10))
-        asked = asyncio.ensure_future(process.met(what))
+        asked = asyncio.ensure_future(process.claim_noting_verbs(what))
         await asyncio.sleep(0)
         assert process.verbs == ["look_kept"]
         assert await engine.drain(0)
@@ -201,9 +201,9 @@ def test_the_number_of_remembered_answers_is_bounded(monkeypatch: pytest.MonkeyP
 
     async def story(process: Process, clock: SettableClock) -> None:
         for number in range(5):
-            await process.done(command(f"{number}"))
+            await process.complete(command(f"{number}"))
             assert 0 < len(process.engine._performer.answered) <= 3
         for number in range(5):
-            assert isinstance((await process.met(command(f"{number}")))[0], Replay)
+            assert isinstance((await process.claim_noting_verbs(command(f"{number}")))[0], Replay)
 
     play("asyncpg", story)

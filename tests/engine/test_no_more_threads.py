@@ -31,7 +31,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """``with limit("semel-upkeep"):`` no thread of that name begins, as the interpreter says it."""
 
     @contextmanager
-    def limited(name: str) -> Iterator[None]:
+    def limit_threads(name: str) -> Iterator[None]:
         def start(thread: threading.Thread) -> None:
             if thread.name == name:
                 raise RuntimeError("can't start new thread")
@@ -41,10 +41,10 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
             patch.setattr(threading.Thread, "start", start)
             yield
 
-    return limited
+    return limit_threads
 
 
-def refused(act: Callable[[], object]) -> str:
+def refusal_of(act: Callable[[], object]) -> str:
     """What it is refused with."""
     with pytest.raises(StoreUnavailable) as error:
         act()
@@ -86,7 +86,7 @@ def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effec
     with closing(Engine.connect("memory://")) as engine:
         engine.migrate()
         with limit("semel-upkeep"):
-            assert "no more threads" in refused(lambda: engine.run(pay, handle))
+            assert "no more threads" in refusal_of(lambda: engine.run(pay, handle))
         assert (runs, engine.core.live) == ([], {})
         assert engine.run(pay, handle, wait_seconds=10).answer == MADE  # its key was given up, and is free
         assert engine._upkeep._thread is not None
@@ -101,7 +101,7 @@ def test_an_atomic_command_is_refused_and_runs_later(limit: Callable[[str], Any]
     shell.open()
     shell.engine.backend.driver.close()  # its thread has ended
     with limit("semel-sqlite-writer"):
-        assert "no more threads" in refused(lambda: shell.run(pay, lambda permit: MADE))
+        assert "no more threads" in refusal_of(lambda: shell.run(pay, lambda permit: MADE))
     assert shell.run(pay, lambda permit: MADE).answer == MADE
     shell.close()
 
@@ -112,6 +112,6 @@ def test_an_event_loop_is_told_that_nobody_writes_for_it(limit: Callable[[str], 
     shell.engine.backend.driver.close()
     shell.engine.backend.driver._commit_seconds = 1.0  # commits are slow: they are left to the thread
     with limit("semel-sqlite-writer"):
-        assert "no more threads" in refused(lambda: shell.run(command(), lambda permit: MADE))
+        assert "no more threads" in refusal_of(lambda: shell.run(command(), lambda permit: MADE))
     assert shell.run(command(), lambda permit: MADE).answer == MADE
     shell.close()

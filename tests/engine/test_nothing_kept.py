@@ -22,7 +22,7 @@ from tests.engine.shells import MADE, command
 CONTAINERS = (dict, list, set, deque)
 
 
-def held(engine: object) -> int:
+def count_held(engine: object) -> int:
     """How many things lie in all containers that can be reached from an engine through Semel's own objects."""
     seen: set[int] = set()
     total = 0
@@ -48,7 +48,7 @@ def commands(numbers: range) -> Iterator[Command]:
             yield command(f"{effects}-{number}", policy=Policy.of(effects=effects))
 
 
-def ended(permit: Permit) -> Answer:
+def end(permit: Permit) -> Answer:
     """Each third well, with nothing, and with an error."""
     number = int(permit.command.key.rpartition("-")[2])
     if number % 3 == 1:
@@ -62,22 +62,22 @@ def use(engine: Engine, numbers: range) -> int:
     for what in commands(numbers):
         for _ in range(2):  # and again, with everything that exists by then
             try:
-                engine.run(what, ended)
+                engine.run(what, end)
             except (SemelError, NothingHappened, ValueError):
                 continue
-    return held(engine)
+    return count_held(engine)
 
 
 async def use_async(engine: AsyncEngine, numbers: range) -> int:
     async def handler(permit: Permit) -> Answer:
         await asyncio.sleep(0)
-        return ended(permit)
+        return end(permit)
 
     for what in commands(numbers):
         both = [asyncio.ensure_future(engine.run(what, handler, wait_seconds=5)) for _ in range(2)]
         await asyncio.gather(*both, return_exceptions=True)
     await asyncio.sleep(0)
-    return held(engine)
+    return count_held(engine)
 
 
 def test_nothing_is_kept_on_threads(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Remembering:
         return [detail for told, _, detail in self.events if told == name]
 
 
-def paid(permit: Permit) -> Answer:
+def pay(permit: Permit) -> Answer:
     return Answer(201, (), b"paid")
 
 
@@ -65,8 +65,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_commands_run_and_replay_although_the_observer_raises(caplog: pytest.LogCaptureFixture) -> None:
     with Engine.connect("memory://", observer=Broken()) as engine:
-        first = engine.run(command("key-1"), paid)
-        again = engine.run(command("key-1"), paid)
+        first = engine.run(command("key-1"), pay)
+        again = engine.run(command("key-1"), pay)
         assert (first.answer.body, first.replayed) == (b"paid", False)
         assert (again.answer.body, again.replayed) == (b"paid", True)
         assert isinstance(engine.core.observer, GuardedObserver)
@@ -107,7 +107,7 @@ def test_the_reaper_continues_although_the_observer_raises(caplog: pytest.LogCap
 def test_one_broken_observer_hides_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
     counting = Counting()
     with Engine.connect("memory://", observer=Both(Broken(), counting)) as engine:
-        engine.run(command("key-1"), paid)
+        engine.run(command("key-1"), pay)
     assert counting.total("settlements") == 1
 
 
@@ -173,7 +173,7 @@ def test_without_an_observer_an_unknown_outcome_is_logged_once_for_its_record(
             engine.run(command("key-1"), failing)
         for _ in range(3):
             with pytest.raises(OutcomeUnknownError) as met:
-                engine.run(command("key-1"), paid)
+                engine.run(command("key-1"), pay)
     [line] = warnings_of(caplog)
     assert f"operation=pay operation_id={met.value.operation_id} caller=alice doubt=error:ConnectionError" in line
     assert f"semel settle {met.value.operation_id}" in line
@@ -204,7 +204,7 @@ def test_a_lapsed_command_found_by_a_retry_is_logged(caplog: pytest.LogCaptureFi
         engine.core.live.clear()
         now[0] += 6_000_000
         with pytest.raises(OutcomeUnknownError):
-            engine.run(command("key-1"), paid)
+            engine.run(command("key-1"), pay)
     [line] = warnings_of(caplog)
     assert "doubt=lapsed" in line
 
@@ -233,8 +233,8 @@ FORGED = 'alice\r\nWARNING semel.unknown operation=pay "x" \x1b[2J\u202e'
 def test_a_caller_forges_neither_a_line_nor_a_field(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "semel")
     with Engine.connect("memory://", observer=Logging(logging.getLogger("semel"))) as engine:
-        engine.run(command("key-1", FORGED), paid)
-        engine.run(command("key-1", FORGED), paid)
+        engine.run(command("key-1", FORGED), pay)
+        engine.run(command("key-1", FORGED), pay)
     lines = [line for line in warnings_of(caplog) if "caller=" in line]
     assert len(lines) == 4  # two claims, a settlement and a replay
     for line in lines:
@@ -246,8 +246,8 @@ def test_a_caller_forges_neither_a_line_nor_a_field(caplog: pytest.LogCaptureFix
 def test_a_json_line_names_caller_operation_and_id_and_no_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "semel")
     with Engine.connect("memory://", observer=Logging(logging.getLogger("semel"), as_json=True)) as engine:
-        id = engine.run(command("canary-1", FORGED), paid).operation_id
-        engine.run(command("canary-1", FORGED), paid)
+        id = engine.run(command("canary-1", FORGED), pay).operation_id
+        engine.run(command("canary-1", FORGED), pay)
     lines = warnings_of(caplog)
     assert [line for line in lines if not (line.isascii() and line.isprintable()) or "canary" in line] == []
     documents = [json.loads(line) for line in lines if '"caller"' in line]

@@ -19,7 +19,7 @@ ATOMIC = Policy(effects="atomic")
 MakeShell = Callable[..., Shell]
 
 
-def made(permit: Permit) -> Answer:
+def make_answer(permit: Permit) -> Answer:
     return MADE
 
 
@@ -50,20 +50,20 @@ def make_shell(mode: Mode, tmp_path: Path) -> Iterator[MakeShell]:
 def test_a_new_key_beyond_the_quota_is_refused_and_a_retry_is_answered(make_shell: MakeShell, store: str) -> None:
     shell = make_shell(store, quota=Quota(new_keys=2, per_seconds=60))
     for key in ("a", "b"):
-        shell.run(command(key), made)
+        shell.run(command(key), make_answer)
     with pytest.raises(QuotaExceededError) as refused:
-        shell.run(command("c"), made)
+        shell.run(command("c"), make_answer)
     assert refused.value.limit == "new_keys"
     assert 0 < (refused.value.retry_after_seconds or 0) <= 63
-    assert shell.run(command("a"), made).replayed
-    assert not shell.run(command("c", caller="bob"), made).replayed
+    assert shell.run(command("a"), make_answer).replayed
+    assert not shell.run(command("c", caller="bob"), make_answer).replayed
 
 
 def test_processes_on_one_file_share_the_count(make_shell: MakeShell) -> None:
     quota = Quota(new_keys=2, per_seconds=60)
     one, other = make_shell(quota=quota), make_shell(quota=quota)
-    one.run(command("a"), made)
-    other.run(command("b"), made)
+    one.run(command("a"), make_answer)
+    other.run(command("b"), make_answer)
     for shell in (one, other):
         assert isinstance(shell.claim(command("c")), QuotaExceeded)
 
@@ -71,10 +71,10 @@ def test_processes_on_one_file_share_the_count(make_shell: MakeShell) -> None:
 def test_an_operations_own_quota_counts_apart_from_the_engines(make_shell: MakeShell) -> None:
     shell = make_shell("memory", quota=Quota(new_keys=1, per_seconds=60))
     own = Policy(quota=Quota(new_keys=2, per_seconds=60))
-    shell.run(command("a"), made)
+    shell.run(command("a"), make_answer)
     assert isinstance(shell.claim(command("b")), QuotaExceeded)
-    shell.run(command("b", policy=own), made)
-    shell.run(command("c", policy=own), made)
+    shell.run(command("b", policy=own), make_answer)
+    shell.run(command("c", policy=own), make_answer)
     assert isinstance(shell.claim(command("d", policy=own)), QuotaExceeded)
 
 
@@ -82,9 +82,9 @@ def test_a_caller_may_have_its_own_quota(make_shell: MakeShell) -> None:
     quota = Quota(new_keys=1, per_seconds=60, callers={"batch": Quota(new_keys=3, per_seconds=60)})
     shell = make_shell("memory", quota=quota)
     for key in "abc":
-        shell.run(command(key, caller="batch"), made)
+        shell.run(command(key, caller="batch"), make_answer)
     assert isinstance(shell.claim(command("d", caller="batch")), QuotaExceeded)
-    shell.run(command("a"), made)
+    shell.run(command("a"), make_answer)
     assert isinstance(shell.claim(command("b")), QuotaExceeded)
 
 
@@ -104,12 +104,12 @@ def test_atomic_commands_are_counted_with_what_they_write(make_shell: MakeShell)
     """A rolled back one leaves nothing and takes no place; a definite refusal is stored and takes one."""
     shell = make_shell(quota=Quota(new_keys=2, per_seconds=60, open_at_once=1))
     shell.settle(shell.permit(command("gone", policy=ATOMIC)), Unprovable("error"))
-    shell.run(command("a", policy=ATOMIC), made)
+    shell.run(command("a", policy=ATOMIC), make_answer)
     shell.settle(shell.permit(command("b", policy=ATOMIC)), Refused(Answer(422, (), b"no")))
     with pytest.raises(QuotaExceededError):
-        shell.run(command("c", policy=ATOMIC), made)
-    assert shell.run(command("b", policy=ATOMIC), made).answer.status == 422
-    assert shell.run(command("a", policy=ATOMIC), made).replayed
+        shell.run(command("c", policy=ATOMIC), make_answer)
+    assert shell.run(command("b", policy=ATOMIC), make_answer).answer.status == 422
+    assert shell.run(command("a", policy=ATOMIC), make_answer).replayed
 
 
 @pytest.mark.parametrize("made", [Engine, AsyncEngine])

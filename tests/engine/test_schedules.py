@@ -38,7 +38,7 @@ from semel.testing.attempts import bits
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite
 from tests.engine.drivers import LateDelivery, memory, sqlite
-from tests.engine.schedule_stories import ATOMIC, IDEMPOTENT, effects, migrated, never, resolve, writes_effect
+from tests.engine.schedule_stories import ATOMIC, IDEMPOTENT, effects, migrate, never, resolve, writes_effect
 from tests.engine.shells import MADE, SCOPE, Ledger, Mode, Shell, command
 
 # --- 1.1, 1.2: no blind rerun ---
@@ -84,7 +84,7 @@ def commit_number(n: int) -> Faults:
 def test_1_9_a_lost_reply_of_the_atomic_commit_is_read_from_the_record(
     mode: Mode, file: Path, clock: SettableClock
 ) -> None:
-    migrated(file, clock)
+    migrate(file, clock)
     faults = commit_number(1)
     faulty = faulty_sqlite(str(file), clock, faults)
     shell = Shell(mode, faulty.backend)
@@ -95,7 +95,7 @@ def test_1_9_a_lost_reply_of_the_atomic_commit_is_read_from_the_record(
 
 def test_1_9_a_claims_lost_reply_leaves_no_claim_without_an_owner(mode: Mode, file: Path, clock: SettableClock) -> None:
     """It was written, and the caller got "not known yet": it is released by its nonce, not left to be UNKNOWN."""
-    migrated(file, clock)
+    migrate(file, clock)
     faulty = faulty_sqlite(str(file), clock, commit_number(1))
     shell = Shell(mode, faulty.backend)
     with pytest.raises(StoreTimeout):
@@ -111,7 +111,7 @@ def test_1_9_b_a_settlements_lost_reply_is_recognised_when_repeated(
     mode: Mode, file: Path, clock: SettableClock
 ) -> None:
     """The second settlement changes no row: that is "already mine", not "another's"."""
-    migrated(file, clock)
+    migrate(file, clock)
     faults = commit_number(2)
     faulty = faulty_sqlite(str(file), clock, faults)
     shell = Shell(mode, faulty.backend)

@@ -23,7 +23,7 @@ from semel.errors import (
 )
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import sqlite
-from tests.engine.schedule_stories import ATOMIC, REFUSED, effects, migrated, never, writes_effect
+from tests.engine.schedule_stories import ATOMIC, REFUSED, effects, migrate, never, writes_effect
 from tests.engine.shells import MADE, Mode, Shell, command
 
 # --- 1.3: the early commit ---
@@ -60,7 +60,7 @@ def test_1_3_a_commit_as_sql_is_refused(shell: Shell, file: Path) -> None:
 def test_1_3_a_visible_record_without_an_answer_proves_an_early_commit(file: Path, clock: SettableClock) -> None:
     """The user's own transaction, committed in the middle, then SIGKILL: UNKNOWN, never Proceed."""
     what = command(policy=ATOMIC)
-    migrated(file, clock)
+    migrate(file, clock)
     with Engine(sqlite(file, clock)) as engine:
         with closing(sqlite3.connect(file)) as connection:
             block = engine.atomic(connection, what)
@@ -123,7 +123,7 @@ def test_1_6_a_refusal_superseded_by_another_attempt_sends_its_answer(file: Path
             with other:
                 assert not other.run(what, writes_effect).replayed
 
-    migrated(file, clock)
+    migrate(file, clock)
     with Engine(sqlite(file, clock, before=interfering)) as engine:
 
         def refuses(permit: Permit) -> Answer:
@@ -158,7 +158,7 @@ def test_1_16_a_an_atomic_handler_that_awaits_blocks_no_loop(file: Path, clock: 
         async with engine:
             inside, leave = asyncio.Event(), asyncio.Event()
 
-            async def made(permit: Permit) -> Answer:
+            async def make(permit: Permit) -> Answer:
                 return MADE
 
             async def holds_the_file(permit: Permit) -> Answer:
@@ -167,12 +167,12 @@ def test_1_16_a_an_atomic_handler_that_awaits_blocks_no_loop(file: Path, clock: 
                 await leave.wait()
                 return MADE
 
-            await engine.run(command("old"), made)
+            await engine.run(command("old"), make)
             holder = asyncio.ensure_future(engine.run(command("a", policy=ATOMIC), holds_the_file))
             await inside.wait()
-            others = [asyncio.ensure_future(engine.run(command(str(n)), made)) for n in range(5)]
-            others.append(asyncio.ensure_future(engine.run(command("b", policy=ATOMIC), made)))
-            assert (await engine.run(command("old"), made)).replayed  # the file is held, and replays are served
+            others = [asyncio.ensure_future(engine.run(command(str(n)), make)) for n in range(5)]
+            others.append(asyncio.ensure_future(engine.run(command("b", policy=ATOMIC), make)))
+            assert (await engine.run(command("old"), make)).replayed  # the file is held, and replays are served
             for _ in range(50):
                 await asyncio.sleep(0)  # the loop turns
             assert not any(other.done() for other in others)

@@ -65,7 +65,7 @@ class Ground:
     def start(self, doom: str | None = None) -> int:
         """A shop; ``doom`` names the point at which it dies."""
         pid = self._fork(doom, looks=False)
-        await_true(lambda: self.ended(pid) or self._asked("GET", "/").status == 404, "the shop to open", 20)
+        await_true(lambda: self.is_over(pid) or self._request("GET", "/").status == 404, "the shop to open", 20)
         return pid
 
     def look(self, doom: str | None = None) -> int:
@@ -93,7 +93,7 @@ class Ground:
         said = self.log.read_text("utf-8", "replace")
         return sum(int(line.split()[1]) for line in said.splitlines() if line.startswith("settled "))
 
-    def ended(self, pid: int) -> bool:
+    def is_over(self, pid: int) -> bool:
         """Whether this process is no more."""
         try:
             os.kill(pid, 0)
@@ -102,20 +102,20 @@ class Ground:
         return False
 
     def await_end(self, pid: int) -> None:
-        await_true(lambda: self.ended(pid), "the shop to end")
+        await_true(lambda: self.is_over(pid), "the shop to end")
 
     def kill(self, pid: int) -> None:
         """As power loss would."""
-        if not self.ended(pid):
+        if not self.is_over(pid):
             os.kill(pid, signal.SIGKILL)
         self.await_end(pid)
 
-    def _asked(self, method: str, path: str, body: Any = None, key: str | None = None) -> Answered:
+    def _request(self, method: str, path: str, body: Any = None, key: str | None = None) -> Answered:
         return Program([], self.log.parent, port=self.port).request(method, path, body, key)
 
     def post(self, path: str, body: Any) -> Answered:
         """The command; status 0 is a connection that was cut."""
-        return self._asked("POST", path, body, self.key)
+        return self._request("POST", path, body, self.key)
 
     def until_final(self, path: str, body: Any) -> Answered:
         """Retry with the same key until the answer says how the command ended, or that its outcome is unknown."""

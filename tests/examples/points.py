@@ -69,21 +69,21 @@ class Points:
             name = name_of(needed)
             return await (answer(self, needed) if name is None else points.around(name, lambda: answer(self, needed)))
 
-        async def charged(*rest: Any) -> Any:
+        async def charge_at_point(*rest: Any) -> Any:
             return await points.around("charge", lambda: charge(*rest))
 
         async def found(*rest: Any) -> Any:
             return await points.around("find", lambda: find(*rest))
 
-        def told(self: Reaper, *rest: Any) -> None:
+        def tell_at_point(self: Reaper, *rest: Any) -> None:
             points.passing("at:lapsed")
             tell(self, *rest)
 
         points, tell = self, Reaper._tell
-        setattr(Reaper, "_tell", told)  # noqa: B010 - as below
+        setattr(Reaper, "_tell", tell_at_point)  # noqa: B010 - as below
         for name, made in {"__init__": __init__, "store_call": store_call, "_answer": _answer}.items():
             setattr(AsyncPerformer, name, made)
-        for name, made in {"charge": charged, "find": found}.items():
+        for name, made in {"charge": charge_at_point, "find": found}.items():
             setattr(charging, name, made)
 
 
@@ -115,12 +115,12 @@ class OnTheWire:
             return
         self._points.passing("at:request")
 
-        async def received() -> Any:
+        async def receive_at_point() -> Any:
             message = await receive()
             self._points.passing("at:body")
             return message
 
-        async def sent(message: Any) -> None:
+        async def send_at_point(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self._points.passing("at:answer")
             elif message.get("body"):
@@ -130,7 +130,7 @@ class OnTheWire:
                 message = {**message, "body": message["body"][half:]}
             await send(message)
 
-        await self._app(scope, received, sent)
+        await self._app(scope, receive_at_point, send_at_point)
 
 
 def die() -> NoReturn:

@@ -29,10 +29,10 @@ def run_readme(name: str, folder: Path, told: Mapping[str, str]) -> None:
     text = (ROOT / "examples" / name / "README.md").read_text("utf-8")
     ports: dict[str, str] = {}
 
-    def moved(words: str) -> str:
+    def replace_ports(words: str) -> str:
         return _ADDRESS.sub(lambda found: f"127.0.0.1:{ports.setdefault(found[1], str(free_port()))}", words)
 
-    variables = {name: moved(value) for name, value in told.items()}
+    variables = {name: replace_ports(value) for name, value in told.items()}
     console = [block for block in blocks(text) if block.language == "console"]
     assert console, "the page runs nothing"
     if any(" examples/" in block.text for block in console):
@@ -41,12 +41,12 @@ def run_readme(name: str, folder: Path, told: Mapping[str, str]) -> None:
         for block in console:
             command = parse_console(block.text)[0][0]
             if " --port " in command and command.startswith(SERVE):
-                words = shlex.split(moved(command.replace("--port ", "--port 127.0.0.1:")))
+                words = shlex.split(replace_ports(command.replace("--port ", "--port 127.0.0.1:")))
                 port = int(words[words.index("--port") + 1].rpartition(":")[2])
                 words[words.index("--port") + 1] = str(port)
                 stack.enter_context(serving(folder / f"served-{port}", words, variables, port=port, at=folder))
             else:
-                run_block(block, moved(block.text), name, folder, variables)
+                run_block(block, replace_ports(block.text), name, folder, variables)
 
 
 def run_block(block: Block, text: str, name: str, folder: Path, variables: Mapping[str, str]) -> None:

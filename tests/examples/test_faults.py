@@ -92,11 +92,11 @@ ORDERS = [
 def found_out(shop: Ground, path: str, body: Any) -> Answered:
     """Reconcilers look until the payment is settled; returns what the client then gets."""
 
-    def settled() -> bool:
+    def is_settled() -> bool:
         shop.await_end(shop.look())
         return shop.settled == 1
 
-    await_true(settled, "the reconciler to find out")
+    await_true(is_settled, "the reconciler to find out")
     return shop.until_final(path, body)
 
 
@@ -183,12 +183,12 @@ def test_f_43_two_reconcilers_on_one_payment(shop: Ground) -> None:
     dies(shop, "after:charge:1", "/payments", body)
     assert shop.until_final("/payments", body).json["code"] == UNKNOWN
 
-    def settled() -> bool:
+    def is_settled() -> bool:
         for pid in [shop.look(), shop.look()]:
             shop.await_end(pid)
         return shop.settled > 0
 
-    await_true(settled, "one of them to settle it")
+    await_true(is_settled, "one of them to settle it")
     assert shop.settled == 1
     assert shop.rows("SELECT count(*) FROM semel_audit") == [(1,)]
     assert shop.until_final("/payments", body).status == 201

@@ -54,7 +54,7 @@ def test_every_state_keeps_the_invariants(mode: Mode) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_an_unsafe_variant_is_refused(variant: Variant) -> None:
     with variant.patch():
-        found = explore(variant.explored_in())
+        found = explore(variant.make_mode())
     assert found.violation is not None, f"{variant.does}, and it was not noticed in {found.states} states"
     assert found.violation.invariant == variant.breaks, found.violation
     assert len(found.violation.trace) == SHORTEST.get(variant.name, len(found.violation.trace))

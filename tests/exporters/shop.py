@@ -63,14 +63,14 @@ class Shop:
         """A client comes back when its answer is forgotten."""
         command = self.command(key, answer_seconds=60, tombstone_seconds=86_400)
         with self.engine(HOUR_US) as engine:
-            engine.run(command, paid)
+            engine.run(command, pay)
         with self.engine() as engine, suppress(CommandError):
-            engine.run(command, paid)
+            engine.run(command, pay)
 
     def purge(self) -> None:
         """A reaper's purge, with something to drop."""
         with self.engine(2 * HOUR_US) as engine:
-            engine.run(self.command("over", answer_seconds=60, tombstone_seconds=60), paid)
+            engine.run(self.command("over", answer_seconds=60, tombstone_seconds=60), pay)
 
         async def purge() -> None:
             async with AsyncEngine.connect(f"sqlite:///{self.path}", observer=self.metrics) as engine:
@@ -83,7 +83,7 @@ class Shop:
 
         def emit(permit: Permit) -> Answer:
             permit.emit("payments.created", {"amount": "10"})
-            return paid(permit)
+            return pay(permit)
 
         with self.engine(HOUR_US) as engine:
             engine.run(self.command(key), emit)
@@ -104,7 +104,7 @@ class Shop:
         """An engine that asks a store which is not there."""
         missing = Engine.connect(f"sqlite:///{self.path.parent}/no/such/folder/semel.db", observer=self.metrics)
         with suppress(StoreError, SchemaError):
-            missing.run(self.command("lost"), paid)
+            missing.run(self.command("lost"), pay)
         missing.close()
 
     def scrape(self) -> str:
@@ -114,7 +114,7 @@ class Shop:
         return answer.text
 
 
-def paid(permit: Permit) -> Answer:
+def pay(permit: Permit) -> Answer:
     return Answer(201, (), b"paid")
 
 
@@ -162,11 +162,11 @@ def busy(shop: Shop) -> None:
         command = shop.command(f"{at}-twice", wait_seconds=0)
         engine.claim(command)
         with suppress(CommandError):
-            engine.run(command, paid)
+            engine.run(command, pay)
         abandoned = shop.command(f"{at}-taken-over", effects="idempotent")
         with shop.engine(HOUR_US) as earlier:
             earlier.claim(abandoned)
-        engine.run(abandoned, paid)
+        engine.run(abandoned, pay)
     shop.retry_too_late(f"{at}-late")
     shop.relay(f"{at}-tells")
     shop.relay(f"{at}-tells-in-vain", refuses=True)

@@ -26,7 +26,7 @@ def command(key: str = KEY, caller: str = "alice", fingerprint: bytes = bytes(32
     return Command(Scope("demo", caller, "pay"), key, fingerprint, "test", Policy())
 
 
-def paid(permit: Permit) -> Answer:
+def answer_paid(permit: Permit) -> Answer:
     return Answer(201, (), b"paid")
 
 
@@ -84,8 +84,8 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
 def test_a_replay_links_to_the_first_execution(recorder: Seen) -> None:
     with Engine.connect("memory://", observer=recorder.observer) as engine:
         with recorder.tracers.get_tracer("shop").start_as_current_span("POST /payments"):
-            first_id = engine.run(command(), paid).operation_id
-        engine.run(command(), paid)
+            first_id = engine.run(command(), answer_paid).operation_id
+        engine.run(command(), answer_paid)
     first, replay = recorder.spans("semel.command")
     [execution] = recorder.spans("semel.execution")
     assert first.parent is not None  # in the request's own trace
@@ -104,9 +104,9 @@ def test_a_replay_in_another_process_leads_to_the_first_execution(recorder: Seen
     created.migrate()
     created.close()
     with Engine.connect(url, observer=recorder.observer) as engine:
-        engine.run(command(), paid)
+        engine.run(command(), answer_paid)
     with Engine.connect(url, observer=other.observer) as engine:
-        engine.run(command(), paid)
+        engine.run(command(), answer_paid)
     [replay] = other.spans("semel.command")
     [execution] = recorder.spans("semel.execution")
     other.close()
@@ -135,7 +135,7 @@ def test_an_unknown_outcome_is_an_error(recorder: Seen) -> None:
         with pytest.raises(ConnectionError):
             engine.run(command(), failing)
         with pytest.raises(CommandError):
-            engine.run(command(), paid)
+            engine.run(command(), answer_paid)
     outcomes = [
         ((span.attributes or {})["semel.outcome"], span.status.is_ok) for span in recorder.spans("semel.command")
     ]
@@ -144,10 +144,10 @@ def test_an_unknown_outcome_is_an_error(recorder: Seen) -> None:
 
 def test_the_metrics_have_the_names_with_dots(recorder: Seen) -> None:
     with Engine.connect("memory://", observer=recorder.observer) as engine:
-        engine.run(command(), paid)
-        engine.run(command(), paid)
+        engine.run(command(), answer_paid)
+        engine.run(command(), answer_paid)
         with suppress(CommandError):
-            engine.run(command(fingerprint=b"x" * 32), paid)
+            engine.run(command(fingerprint=b"x" * 32), answer_paid)
     found = recorder.points()
     verdicts = ("KeyReused", "Proceed", "Replay")
     claims = {key: value for key, value in found.items() if key[0] == "idempotency.claims.total"}
@@ -161,7 +161,7 @@ def test_callers_are_bounded() -> None:
     seen = Seen(callers=2)
     with Engine.connect("memory://", observer=seen.observer) as engine:
         for number in range(10):
-            engine.run(command(f"key-{number}", f"caller-{number}"), paid)
+            engine.run(command(f"key-{number}", f"caller-{number}"), answer_paid)
     keys = {key[1]: value for key, value in seen.points().items() if key[0] == "semel.caller_keys.total"}
     assert keys == {"caller-0": 1, "caller-1": 1, "other": 8}
     seen.close()

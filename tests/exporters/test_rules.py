@@ -15,7 +15,7 @@ from semel.cli.commands.serve.metrics import read_shipped
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.reconciliation.rules import DidNotHappen
-from tests.exporters.shop import HOUR_US, KEY, Shop, Story, busy, input_series, paid, shop
+from tests.exporters.shop import HOUR_US, KEY, Shop, Story, busy, input_series, pay, shop
 from tests.servers.needed import needs, program
 
 pytestmark = needs("prometheus")
@@ -59,7 +59,7 @@ def flood(shop: Shop) -> None:
     """6,000 keys of one caller, counted by an engine in memory: what the alert sees is what engines report."""
     with Engine.connect("memory://", observer=shop.metrics) as engine:
         for number in range(6_000):
-            engine.run(shop.command(f"key-{number}", caller="mallory"), paid)
+            engine.run(shop.command(f"key-{number}", caller="mallory"), pay)
 
 
 # What happens -> the alerts that fire because of it, at a minute.

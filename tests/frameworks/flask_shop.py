@@ -45,36 +45,36 @@ class Elsewhere(db.Model):  # type: ignore[name-defined,misc]
 
 def login_required(view: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(view)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guard(*args: Any, **kwargs: Any) -> Any:
         if g.user is None:
             abort(401)
         return view(*args, **kwargs)
 
-    return guarded
+    return guard
 
 
 def hides(view: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that does not say what it decorates, and may fail when the view has ended."""
 
-    def served(*args: Any, **kwargs: Any) -> Any:
+    def serve(*args: Any, **kwargs: Any) -> Any:
         response = view(*args, **kwargs)
-        if asked("do") == "fail above":
+        if read_field("do") == "fail above":
             raise KeyError
         return response
 
-    return served
+    return serve
 
 
-def asked(name: str) -> str:
+def read_field(name: str) -> str:
     """A member of the body, or a field of the form."""
     found = request.get_json(silent=True) or request.form
     return str(found.get(name, ""))
 
 
-def made(what: str | None = None) -> Any:
+def write_effect(what: str | None = None) -> Any:
     """Write one effect, then end as the body says."""
-    do = asked("do")
-    effect = Effect(what=what or asked("what") or "x")
+    do = read_field("do")
+    effect = Effect(what=what or read_field("what") or "x")
     db.session.add(effect)
     if do == "no commit":
         return "made", 201
@@ -152,26 +152,26 @@ shop = Blueprint("shop", __name__)
 @shop.post("/atomic")
 @semel.command("atomic", effects="atomic")
 def atomic() -> Any:
-    return made()
+    return write_effect()
 
 
 @shop.post("/external")
 @login_required
 @semel.command("external", effects="external", body_bytes_max=1_000_000)
 def external() -> Any:
-    return made()
+    return write_effect()
 
 
 @shop.post("/idempotent")
 @semel.command("idempotent", effects="idempotent", key="optional")
 def idempotent() -> Any:
-    return made()
+    return write_effect()
 
 
 @shop.post("/numbered/<int:number>")
 @semel.command("numbered", effects="atomic", key_from="path:number")
-def numbered(number: int) -> Any:
-    return made(f"number {number}")
+def post_numbered(number: int) -> Any:
+    return write_effect(f"number {number}")
 
 
 @shop.post("/approve")
@@ -192,18 +192,18 @@ def dumps(view: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that makes the response of what the view returns, as schemas do."""
 
     @functools.wraps(view)
-    def dumped(*args: Any, **kwargs: Any) -> Any:
+    def dump(*args: Any, **kwargs: Any) -> Any:
         effect = view(*args, **kwargs)
         return (effect if isinstance(effect, Response) else {"what": effect.what}), 201
 
-    return dumped
+    return dump
 
 
 @shop.post("/dumped")
 @dumps
 @semel.command("dumped", effects="atomic")
-def dumped() -> Any:
-    effect = Effect(what=asked("what"))
+def post_dumped() -> Any:
+    effect = Effect(what=read_field("what"))
     db.session.add(effect)
     return effect
 
@@ -211,8 +211,8 @@ def dumped() -> Any:
 @shop.post("/hidden")
 @hides
 @semel.command("hidden", effects="external")
-def hidden() -> Any:
-    return made()
+def post_hidden() -> Any:
+    return write_effect()
 
 
 @shop.post("/things/<thing:thing>")
@@ -230,13 +230,13 @@ def greet() -> Any:
 @shop.post("/form")
 @semel.command("form", effects="atomic")
 def form() -> Any:
-    return made(f"{request.form['note']} {len(request.files['file'].read())}")
+    return write_effect(f"{request.form['note']} {len(request.files['file'].read())}")
 
 
 @shop.post("/late")
 @semel.command("late", effects="external")
 async def late() -> Any:
-    return made()
+    return write_effect()
 
 
 @shop.post("/plain")
@@ -252,7 +252,7 @@ class Orders(MethodView):
 
     @semel.command("orders.create", effects="atomic")
     def post(self) -> Any:
-        return made()
+        return write_effect()
 
     @semel.command("orders.clear", effects="external", key="optional")
     def delete(self) -> Any:
@@ -341,7 +341,7 @@ def make_app(uri: str, engine: Engine, other: str = "sqlite://") -> Flask:
         return "fine", 200
 
     @app.errorhandler(IntegrityError)
-    def taken(error: IntegrityError) -> Any:
+    def answer_conflict(error: IntegrityError) -> Any:
         return "taken", 409
 
     app.register_blueprint(shop)

@@ -38,14 +38,14 @@ class Shop:
         with closing(sqlite3.connect(folder / "shop.db")) as db:
             db.execute("CREATE TABLE effect (what TEXT)")
 
-    def served(self, story: Callable[[Served], Any], *, loses_its_worker: bool = False) -> Any:
+    def serve(self, story: Callable[[Served], Any], *, loses_its_worker: bool = False) -> Any:
         with serving(self.folder, *self._command, loses_its_worker=loses_its_worker) as server:
             return story(server)
 
     def die(self, story: Callable[[Served], Any]) -> None:
         """Serve until the worker dies of what the story asks for."""
         (self.folder / "to-die").touch()
-        self.served(story, loses_its_worker=True)
+        self.serve(story, loses_its_worker=True)
         assert not (self.folder / "to-die").exists()
 
     def count(self, table: str) -> int:
@@ -110,7 +110,7 @@ def test_a_list_killed_in_or_after_a_chunk_has_each_effect_once(shop_to_die: Sho
             assert (again.body, again.replayed) == (answer.body, True)
         assert sorted(server.effects()) == sorted(WHAT * 2)
 
-    shop.served(go_on)
+    shop.serve(go_on)
     shop.die(lambda server: server.ask("/cases/7?die=after", items(), key="after"))
 
     def replay(server: Served) -> None:
@@ -118,7 +118,7 @@ def test_a_list_killed_in_or_after_a_chunk_has_each_effect_once(shop_to_die: Sho
         assert (answer.status, answer.replayed) == (200, True)
         assert len(server.effects()) == 18
 
-    shop.served(replay)
+    shop.serve(replay)
 
 
 def test_a_killed_import_books_each_row_once(shop_to_die: Shop) -> None:
@@ -137,7 +137,7 @@ def test_a_killed_import_books_each_row_once(shop_to_die: Shop) -> None:
         done = over(server, job["id"])
         assert (done["state"], done["counts"]["booked"], sorted(server.effects())) == ("DONE", 6, WHAT)
 
-    shop.served(go_on)
+    shop.serve(go_on)
 
 
 def test_a_refused_caller_leaves_no_record(shop: Shop) -> None:
@@ -153,7 +153,7 @@ def test_a_refused_caller_leaves_no_record(shop: Shop) -> None:
         assert server.ask("/cases/8", items(), key="k").status == 422
         assert server.ask("/operations?key=k", method="GET").json["progress"]["total"] == 6
 
-    shop.served(story)
+    shop.serve(story)
 
 
 def leave_midway(server: Served, path: str, start: bytes, kind: str) -> None:
@@ -184,7 +184,7 @@ def test_a_client_that_disconnects_midway_has_done_nothing(shop: Shop) -> None:
         assert over(server, job["id"])["state"] == "DONE"
         assert len(server.effects()) == 12
 
-    shop.served(story)
+    shop.serve(story)
     assert shop.count("semel_record WHERE operation = 'cases'") == 1
     assert shop.count("semel_import") == 1
 
@@ -205,5 +205,5 @@ def test_a_file_of_64_mib_is_never_held_in_memory(shop: Shop) -> None:
         assert (status, problem["code"]) == (400, "IDEMPOTENCY_REQUEST_INVALID")  # it was read to its end
         assert resident(server.process) - before < 24 * 1024 * 1024
 
-    shop.served(story)
+    shop.serve(story)
     assert shop.count("semel_import") == 1

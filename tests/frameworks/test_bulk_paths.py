@@ -132,7 +132,7 @@ def test_another_path_never_gets_the_first_paths_answer(serve: Callable[..., Any
 
 
 def test_a_view_with_an_empty_closure_is_not_a_list() -> None:
-    def made() -> Callable[[], Any]:
+    def make_view() -> Callable[[], Any]:
         def view() -> Any:
             return later
 
@@ -142,7 +142,7 @@ def test_a_view_with_an_empty_closure_is_not_a_list() -> None:
         return view
 
     done.clear()
-    assert bulk_used_by(made()) is None
+    assert bulk_used_by(make_view()) is None
 
 
 def test_a_list_from_before_the_second_path_is_replayed(

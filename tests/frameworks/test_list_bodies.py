@@ -65,14 +65,14 @@ class QuartShop:
         self.app.before_request(before)
         self.app.post("/cases")(made.answer)
 
-        def logged(view: Any) -> Any:
+        def wrap_as_logging(view: Any) -> Any:
             @functools.wraps(view)
-            async def called(**named: Any) -> Any:
+            async def call(**named: Any) -> Any:
                 return await view(**named)
 
-            return called
+            return call
 
-        self.app.add_url_rule("/logged", view_func=logged(made.answer), endpoint="logged", methods=["POST"])
+        self.app.add_url_rule("/logged", view_func=wrap_as_logging(made.answer), endpoint="logged", methods=["POST"])
 
         @self.app.post("/own")
         async def own() -> Any:

@@ -69,7 +69,7 @@ class Shop:
 
         @post("/told")
         @semel.command("told", effects="idempotent")
-        def told(data: JSONBody[Told], permit: Permit = semel.permit) -> Told:
+        def tell(data: JSONBody[Told], permit: Permit = semel.permit) -> Told:
             done.append(data.told)
             return data
 
@@ -103,7 +103,7 @@ class Shop:
                 return {"n": n}
 
         self.app = Litestar(
-            [pay, told, stream, behind, Orders],
+            [pay, tell, stream, behind, Orders],
             plugins=[semel],
             compression_config=CompressionConfig(backend="gzip", minimum_size=1_000_000),
         )
@@ -156,10 +156,10 @@ def test_from_state_reads_litestars_state() -> None:
     async def pay() -> int:
         return 1
 
-    def known(request: Request[Any, Any, Any]) -> None:
+    def set_caller(request: Request[Any, Any, Any]) -> None:
         request.state.user = Caller("shop", "alice")
 
-    with TestClient(Litestar([pay], plugins=[semel], before_request=known)) as client:
+    with TestClient(Litestar([pay], plugins=[semel], before_request=set_caller)) as client:
         assert ask(client, "/pay").status_code == 201
         assert is_replay(ask(client, "/pay"))
 
@@ -198,10 +198,10 @@ def test_a_command_by_get_or_from_a_cache_is_refused() -> None:
 
     @post("/paid", cache=True)
     @semel.command("paid")
-    async def paid() -> None: ...
+    async def pay_cached() -> None: ...
 
     with pytest.raises(ConfigurationError, match="has cache="):
-        Litestar([paid], plugins=[semel])
+        Litestar([pay_cached], plugins=[semel])
 
 
 def test_an_application_without_the_plugin_is_refused() -> None:

@@ -179,7 +179,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     done.clear()
     with ExitStack() as ends:
 
-        def served(make: Any, place: Any = mount, paths: Any = None) -> Ask:
+        def make_ask(make: Any, place: Any = mount, paths: Any = None) -> Ask:
             if make in SYNC:
                 app = make(ends.enter_context(Engine.connect(url)), paths)
                 client = Client(DispatcherMiddleware(app, {"/eu": app, "/us": app}))
@@ -192,7 +192,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Ask]]:
 
             return ask
 
-        yield served
+        yield make_ask
 
 
 def _summarize(answer: Any) -> Asked:

@@ -63,7 +63,7 @@ class Shop:
     def _pay(self) -> None:
         app, semel, done = self.app, self.semel, self.done
 
-        def checked(view: Callable[..., Awaitable[Any]]) -> Any:
+        def check_amount(view: Callable[..., Awaitable[Any]]) -> Any:
             @functools.wraps(view)
             async def check(**kwargs: Any) -> Any:
                 if not isinstance((await request.get_json()).get("amount"), int):
@@ -73,7 +73,7 @@ class Shop:
             return check
 
         @app.post("/pay")
-        @checked
+        @check_amount
         @semel.command("pay")
         async def pay(permit: Permit = semel.permit) -> Any:
             done.append(permit.key_for("charge"))
@@ -299,7 +299,7 @@ def test_a_superseded_view_is_cancelled_if_it_is_idempotent(shop: Shop) -> None:
 
     @shop.app.post("/handed-over")
     @shop.semel.command("handed-over", effects="idempotent")
-    async def handed_over(permit: Permit = shop.semel.permit) -> Any:
+    async def hand_over(permit: Permit = shop.semel.permit) -> Any:
         if permit.attempt > 1:
             return "second"
         permits.append(permit)

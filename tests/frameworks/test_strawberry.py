@@ -844,11 +844,11 @@ def test_below_another_field_the_parent_counts_and_must_be_named() -> None:
 
     engine, paid, schema = make_nested_schema(None)
 
-    async def unnamed() -> Any:
+    async def pay_without_path() -> Any:
         async with engine:
             return await schema.execute('mutation { account(id: 5) { pay(amount: 1, key: "k") } }')
 
-    assert "give parent= a function that distinguishes its parents" in asyncio.run(unnamed()).errors[0].message
+    assert "give parent= a function that distinguishes its parents" in asyncio.run(pay_without_path()).errors[0].message
     assert paid == []
 
 
@@ -1008,13 +1008,13 @@ def test_misuse_is_refused_with_the_remedy() -> None:
     assert "'header:NAME'" in refuse(lambda engine: once(engine, key="header:"))
     assert "plain function" in refuse(lambda engine: once(engine, parent="id"))
 
-    def shared(engine: Engine) -> None:
+    def build_both(engine: Engine) -> None:
         one = once(engine)
         build(charge, one)
         build(charge, one)  # another schema of the same field
         build(charge_by_default, one)
 
-    assert "another field's" in refuse(shared)
+    assert "another field's" in refuse(build_both)
     assert "comes before" in refuse(lambda engine: build(charge, once(engine), once(engine)))
 
 

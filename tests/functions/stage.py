@@ -41,7 +41,7 @@ class Driven:
     def unprotected(self, *args: Any, **kwargs: Any) -> Any:
         return self._end(self.once.unprotected(*args, **kwargs))
 
-    def met(self, *args: Any, **kwargs: Any) -> Any:
+    def attempt(self, *args: Any, **kwargs: Any) -> Any:
         """What a caller sees: the result, or the error's type."""
         try:
             return self(*args, **kwargs)
@@ -79,10 +79,10 @@ class Stage:
 
 def as_async(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def turned(*args: Any, **kwargs: Any) -> Any:
+    async def run_as_async(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return turned
+    return run_as_async
 
 
 def backend(where: Where, folder: Path, clock: Any = None) -> Backend:

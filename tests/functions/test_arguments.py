@@ -342,7 +342,7 @@ def test_a_reused_key_names_the_operation_that_has_it(stage: Stage, fails: bool,
         return amount
 
     once = stage.command(pay, "told", key="order")
-    once.met("A", 1)
+    once.attempt("A", 1)
     with pytest.raises(KeyReusedError, match=state) as refused:
         once("A", 2)
     record = once.record("A", 1)
@@ -460,7 +460,7 @@ class Unseen(BaseModel):
     note: Annotated[str, Field(exclude=True)] = ""
 
 
-def listed(**options: Any) -> Any:
+def make_struct(**options: Any) -> Any:
     return msgspec.defstruct("Listed", [("amount", int), ("note", str, "")], **options)
 
 
@@ -469,9 +469,9 @@ def listed(**options: Any) -> Any:
     [
         (Tags, ["x"], []),
         (lambda amount: Unseen(amount=amount), 1, 2),
-        (listed(array_like=True), 1, 2),
-        (listed(omit_defaults=True), 1, 2),
-        (listed(array_like=True, omit_defaults=True), 1, 2),
+        (make_struct(array_like=True), 1, 2),
+        (make_struct(omit_defaults=True), 1, 2),
+        (make_struct(array_like=True, omit_defaults=True), 1, 2),
     ],
 )
 def test_another_call_is_refused_where_a_field_at_its_default_is_not_in_the_form(

@@ -134,7 +134,7 @@ def test_a_function_that_returns_a_coroutine_is_refused(stage: Stage) -> None:
         once = stage.command(lambda order, promise=promise: promise(), name, key="order", exclude=("promise",))
         with pytest.raises(ConfigurationError, match=r"returned a (coroutine|generator): its work continues after it"):
             once("A")
-        assert once.met("A") is OutcomeUnknownError
+        assert once.attempt("A") is OutcomeUnknownError
 
 
 def test_a_stored_result_of_a_former_type_is_refused(stage: Stage) -> None:
@@ -155,7 +155,7 @@ def test_an_answer_given_by_an_operator_is_the_result(stage: Stage) -> None:
         raise TimeoutError
 
     once = stage.command(charge, key="order")
-    assert [once.met("A"), once.met("A")] == [TimeoutError, OutcomeUnknownError]
+    assert [once.attempt("A"), once.attempt("A")] == [TimeoutError, OutcomeUnknownError]
     row = once.record("A")
     resolution = Resolution(row.id, row.fence, True, Answer(200, (), b'{"n":7}'), "olga", "found it", True)
     stage.end(stage.engine.perform("resolve", lambda: stage.engine.store.resolve(resolution)))
@@ -187,10 +187,10 @@ def test_the_nearest_declared_type_decides(stage: Stage) -> None:
         raise {"d": Declined, "u": Unreachable}[kind]("x")
 
     once = stage.command(charge, key="kind", replays=(Declined,), nothing_happened=(Unreachable,))
-    assert [once.met("d"), once.met("u")] == [Declined, Unreachable]
+    assert [once.attempt("d"), once.attempt("u")] == [Declined, Unreachable]
     assert [once.record("d").state, once.record("u").state] == [State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE]
     once = stage.command(charge, "other", key="kind", replays=(Unreachable,), nothing_happened=(Declined,))
-    assert [once.met("d"), once.met("u")] == [Declined, Unreachable]
+    assert [once.attempt("d"), once.attempt("u")] == [Declined, Unreachable]
     assert [once.record("d").state, once.record("u").state] == [State.FAILED_NOT_REPLAYABLE, State.FAILED_REPLAYABLE]
 
 
@@ -203,7 +203,7 @@ def test_a_proof_that_nothing_happened_frees_the_key(stage: Stage) -> None:
         return "paid"
 
     once = stage.command(charge, key="order", nothing_happened=(ConnectionRefusedError,))
-    assert [once.met("A") for _ in range(4)] == [ConnectionRefusedError, NothingHappened, "paid", "paid"]
+    assert [once.attempt("A") for _ in range(4)] == [ConnectionRefusedError, NothingHappened, "paid", "paid"]
 
 
 def test_any_other_exception_leaves_the_outcome_unknown(stage: Stage) -> None:
@@ -230,7 +230,7 @@ def test_an_exception_that_cannot_be_kept_is_reported_at_once(stage: Stage) -> N
     with pytest.raises(ResultNotKept, match=r"Declined.response is a .*Plain") as caught:
         once("A")
     assert isinstance(caught.value.__cause__, Declined)
-    assert once.met("A") is NotReplayableError
+    assert once.attempt("A") is NotReplayableError
     assert once.record("A").state == State.FAILED_REPLAYABLE
 
 
@@ -244,8 +244,12 @@ def test_a_point_of_no_return_is_marked(stage: Stage) -> None:
         return "paid"
 
     once = stage.command(charge, key="order", marks_effects=True, exclude=("fail",))
-    assert [once.met("A", "before"), once.met("A", ""), once.met("A", "")] == [TimeoutError, "paid", "paid"]
-    assert [once.met("B", "inside"), once.met("B", "")] == [TimeoutError, OutcomeUnknownError]
+    assert [once.attempt("A", "before"), once.attempt("A", ""), once.attempt("A", "")] == [
+        TimeoutError,
+        "paid",
+        "paid",
+    ]
+    assert [once.attempt("B", "inside"), once.attempt("B", "")] == [TimeoutError, OutcomeUnknownError]
 
 
 # --- permits and effects ---
@@ -261,7 +265,7 @@ def test_an_idempotent_function_runs_again_with_the_same_derived_key(stage: Stag
         return "paid"
 
     once = stage.command(charge, key="order", effects="idempotent")
-    assert [once.met("A"), once.met("A"), once.met("A")] == [TimeoutError, "paid", "paid"]
+    assert [once.attempt("A"), once.attempt("A"), once.attempt("A")] == [TimeoutError, "paid", "paid"]
     assert len(keys) == 2
     assert len(set(keys)) == 1
 
@@ -289,9 +293,9 @@ def test_an_atomic_function_writes_with_its_record(file_stage: Stage, tmp_path: 
     once = file_stage.command(
         order, key="sku", effects="atomic", replays=(Declined,), exclude=("fail",), answer_bytes_max=90
     )
-    assert [once.met("A", "timeout"), count(tmp_path)] == [TimeoutError, 0]
-    assert [once.met("A"), once.met("A"), count(tmp_path)] == ["A", "A", 1]
-    assert [once.met("B", "declined"), once.met("B"), count(tmp_path)] == [Declined, Declined, 1]
+    assert [once.attempt("A", "timeout"), count(tmp_path)] == [TimeoutError, 0]
+    assert [once.attempt("A"), once.attempt("A"), count(tmp_path)] == ["A", "A", 1]
+    assert [once.attempt("B", "declined"), once.attempt("B"), count(tmp_path)] == [Declined, Declined, 1]
     for sku, fail, says in (
         ("odd", "", "the result is a .*Plain"),
         ("large", "", "the result is larger than 90 bytes"),

@@ -135,7 +135,7 @@ def test_a_lapsed_lease_is_judged_by_effects(mode: Mode, where: Where, effects: 
         keys.append(permit.key_for("charge"))
         if len(keys) == 1:
             clock.advance(seconds=31)
-            met.append(twin.met("A"))
+            met.append(twin.attempt("A"))
         return f"run {len(keys)}"
 
     with set_stage(mode, where, tmp_path, clock) as stage:
@@ -143,7 +143,7 @@ def test_a_lapsed_lease_is_judged_by_effects(mode: Mode, where: Where, effects: 
         settings: dict[str, Any] = {"key": "order", "caller": single_caller, "effects": effects, "wait_seconds": 0}
         twin = Driven(other.end, command(other.engine, "pay", **settings)(charge))
         once = stage.command(charge, **settings)
-        first = once.met("A")
+        first = once.attempt("A")
         if effects == "external":
             assert (met, first, once("A")) == ([OutcomeUnknownError], "run 1", "run 1")  # the holder still may speak
         else:
@@ -165,7 +165,7 @@ class Story:
         self.keys.append(permit.key_for("charge"))
         return "paid"
 
-    def declared(self, stage: Stage) -> Driven:
+    def declare(self, stage: Stage) -> Driven:
         def charge(order: str, permit: Permit = this_permit) -> str:
             return self.charge(order, permit)
 
@@ -180,11 +180,11 @@ class Story:
             faulty_sqlite(path, self.clock, faults) if self.where == "sqlite" else faulty_memory(self.clock, faults)
         )
         stage = Stage(self.mode, faulty.backend, confirm_seconds=0.01).open()
-        once = self.declared(stage)
+        once = self.declare(stage)
         faults.resume()
         told = None
         try:
-            told = once.met("A")
+            told = once.attempt("A")
         except Crash:
             pass
         finally:
@@ -204,7 +204,7 @@ class Story:
             former.driver.faults.dead = False
         stage = Stage(self.mode, former).open()
         try:
-            return self.declared(stage).met("A")
+            return self.declare(stage).attempt("A")
         finally:
             stage.close()
 

@@ -92,7 +92,7 @@ def _count_judgements(one: Any) -> Any:
     started = time.monotonic()
     count = 0
 
-    def judged(data: bytes) -> None:
+    def judge(data: bytes) -> None:
         nonlocal count
         count += 1
         try:
@@ -102,7 +102,7 @@ def _count_judgements(one: Any) -> Any:
             print(f"tests.fuzz: found after {count} inputs, {seconds:.1f} s: {data!r}", file=sys.stderr, flush=True)
             raise
 
-    return judged
+    return judge
 
 
 def _quote(token: bytes) -> str:

@@ -104,7 +104,7 @@ class Shop:
         with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as client:
             return client.request(method, path, headers=headers, **options)
 
-    def seen(self) -> list[dict[str, Any]]:
+    def read_seen(self) -> list[dict[str, Any]]:
         """What the services were sent so far."""
         file = self.folder / "seen.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -185,7 +185,7 @@ def key() -> str:
 def test_a_request_without_one_good_key_is_refused_and_reaches_no_service(
     shop: Shop, keys: tuple[str, ...], code: str
 ) -> None:
-    known = len(shop.seen())
+    known = len(shop.read_seen())
     for method, path in (("POST", "/payments"), ("PUT", "/orders/7/state"), ("POST", "/payments?dry=1")):
         refused = shop.send(method, path, keys=keys, json={"order": "refused"})
         assert (refused.status_code, refused.headers["Semel-Code"]) == (400, code)
@@ -194,7 +194,7 @@ def test_a_request_without_one_good_key_is_refused_and_reaches_no_service(
         assert (problem["code"], problem["status"], problem["keyAction"]) == (code, 400, "new")
     if len(keys) == 2 and shop.proxy == "nginx":
         return  # before 1.23 it reads one of the two lines; the service has refused them
-    assert len(shop.seen()) == known
+    assert len(shop.read_seen()) == known
     assert shop.effects("refused") == []
 
 
@@ -206,22 +206,22 @@ def test_keys_arrive_byte_by_byte_and_replays_come_back(shop: Shop) -> None:
         assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
         assert "Idempotency-Replayed" in again.headers
         assert shop.effects(order) == [order]
-        assert {each["keys"][0] for each in shop.seen()[-2:]} == {sent}
+        assert {each["keys"][0] for each in shop.read_seen()[-2:]} == {sent}
 
 
 def test_a_key_is_never_added(shop: Shop) -> None:
     for method in ("GET", "POST"):
         shop.send(method, "/notes/200")
-        assert shop.seen()[-1] == {"method": method, "path": "/notes/200", "keys": [], "underscores": []}
+        assert shop.read_seen()[-1] == {"method": method, "path": "/notes/200", "keys": [], "underscores": []}
 
 
 @pytest.mark.parametrize("status", [409, 422, 425, 503])
 def test_the_services_answer_passes_unchanged_and_once(shop: Shop, status: int) -> None:
     for keys in ((), (key(),)):
-        known = len(shop.seen())
+        known = len(shop.read_seen())
         answer = shop.send("POST", f"/notes/{status}", keys=keys)
         assert (answer.status_code, answer.text) == (status, f"status {status}")
-        assert len(shop.seen()) == known + 1
+        assert len(shop.read_seen()) == known + 1
 
 
 def test_the_service_refuses_another_request_under_the_key(shop: Shop) -> None:
@@ -244,47 +244,47 @@ def send_again_where_the_proxy_cannot(
 
 def test_killed_after_the_effect_an_idempotent_command_is_finished_by_the_other_service(shop: Shop) -> None:
     order, sent = uuid4().hex, key()
-    known, path = len(shop.seen()), f"/orders/{order}/state"
+    known, path = len(shop.read_seen()), f"/orders/{order}/state"
     shop.next_one_dies()
     answer = shop.send("PUT", path, keys=(sent,), json={})
     answer = send_again_where_the_proxy_cannot(shop, answer, "PUT", path, sent, {})
     assert answer.status_code == 201
-    assert len(shop.seen()) == known + 2
+    assert len(shop.read_seen()) == known + 2
     assert len(shop.effects(order)) == 2
     assert len(set(shop.effects(order))) == 1  # the same derived key: the other side knows it
 
 
 def test_killed_after_the_effect_an_external_command_is_unknown_and_not_done_again(shop: Shop) -> None:
     order, sent = uuid4().hex, key()
-    known = len(shop.seen())
+    known = len(shop.read_seen())
     shop.next_one_dies()
     answer = shop.send("POST", "/payments", keys=(sent,), json={"order": order})
     answer = send_again_where_the_proxy_cannot(shop, answer, "POST", "/payments", sent, {"order": order})
     assert (answer.status_code, answer.json()["code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
-    assert len(shop.seen()) == known + 2
+    assert len(shop.read_seen()) == known + 2
     assert shop.effects(order) == [order]
 
 
 @pytest.mark.parametrize("when", ["dies", "dies-answering"])
 def test_killed_around_its_commit_an_atomic_command_has_one_effect_and_one_answer(shop: Shop, when: str) -> None:
     order, sent = uuid4().hex, key()
-    known, body = len(shop.seen()), {"order": order}
+    known, body = len(shop.read_seen()), {"order": order}
     shop.next_one_dies(when)
     answer = shop.send("POST", "/orders", keys=(sent,), json=body)
     answer = send_again_where_the_proxy_cannot(shop, answer, "POST", "/orders", sent, body)
     assert (answer.status_code, answer.json()) == (201, body)
     assert ("Idempotency-Replayed" in answer.headers) == (when == "dies-answering")
-    assert len(shop.seen()) == known + 2
+    assert len(shop.read_seen()) == known + 2
     assert shop.orders(order) == 1
 
 
 def test_a_command_in_early_data_has_no_effect(shop: Shop) -> None:
     order = uuid4().hex
     for method, path in (("POST", "/payments"), ("PUT", f"/orders/{order}/state"), ("POST", "/orders")):
-        known = len(shop.seen())
+        known = len(shop.read_seen())
         early = shop.send(method, path, keys=(key(),), json={"order": order}, more={"Early-Data": "1"})
         assert (early.status_code, early.headers["Semel-Code"]) == (425, "IDEMPOTENCY_TOO_EARLY")
-        assert len(shop.seen()) == known + 1  # and no proxy sends it again
+        assert len(shop.read_seen()) == known + 1  # and no proxy sends it again
     assert (shop.effects(order), shop.orders(order)) == ([], 0)
 
 
@@ -293,11 +293,11 @@ def test_no_other_header_removes_or_replaces_the_key(shop: Shop) -> None:
         order, sent = uuid4().hex, key()
         answer = shop.send("POST", "/payments", keys=(sent,), json={"order": order}, more=more)
         if shop.proxy == "nginx":  # it passes on no Connection, and all headers
-            assert (answer.status_code, shop.seen()[-1]["keys"]) == (201, [sent])
+            assert (answer.status_code, shop.read_seen()[-1]["keys"]) == (201, [sent])
         else:
             assert (answer.status_code, shop.effects(order)) == (400, [])
     shop.send("POST", "/notes/200", more={"Idempotency_Key": "x"})
-    assert shop.seen()[-1]["underscores"] == []
+    assert shop.read_seen()[-1]["underscores"] == []
 
 
 def test_a_service_is_reached_under_any_name_of_its_host(shop: Shop) -> None:
@@ -308,11 +308,11 @@ def test_a_service_is_reached_under_any_name_of_its_host(shop: Shop) -> None:
 def test_a_command_without_a_key_is_never_sent_twice(shop: Shop) -> None:
     for method in ("POST", "PUT") if shop.proxy == "nginx" else ("POST",):  # nginx takes PUT for repeatable
         shop.start_missing()
-        before, known = len(shop.effects("note")), len(shop.seen())
+        before, known = len(shop.effects("note")), len(shop.read_seen())
         shop.next_one_dies()
         answer = shop.send(method, "/notes/200")
         assert answer.status_code in (502, 503, 504)
-        assert (len(shop.effects("note")), len(shop.seen())) == (before + 1, known + 1)
+        assert (len(shop.effects("note")), len(shop.read_seen())) == (before + 1, known + 1)
 
 
 @pytest.mark.parametrize("proxy", PROXIES)

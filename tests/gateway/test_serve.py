@@ -167,10 +167,10 @@ def test_ambiguous_requests_reach_no_service(
 def test_ctrl_c_is_the_end_of_a_gate_and_no_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt  # as uvicorn does once it has shut down
 
-    monkeypatch.setattr("semel.proxy.application._Server.run", interrupted)
+    monkeypatch.setattr("semel.proxy.application._Server.run", interrupt)
     config = tmp_path / "operations.toml"
     config.write_text(CONFIG, "utf-8")
     assert main(["gate", "--config", str(config), "--upstream", "http://127.0.0.1:1"]) == 0

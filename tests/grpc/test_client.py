@@ -66,7 +66,7 @@ def send(request: pytest.FixtureRequest) -> Any:
             code: Code = call.code()
             return code
 
-    async def looped(server: Flaky, method: str, metadata: Any, seconds: float, **options: Any) -> Code:
+    async def call_async(server: Flaky, method: str, metadata: Any, seconds: float, **options: Any) -> Code:
         interceptor = AsyncKeyInterceptor({METHOD}, longest_seconds=0.02, **options)
         async with grpc.aio.insecure_channel(server.address, interceptors=[interceptor]) as channel:
             stub = channel.unary_unary(method, RequestInfo.SerializeToString, Status.FromString)
@@ -81,7 +81,7 @@ def send(request: pytest.FixtureRequest) -> Any:
         try:
             if request.param == "sync":
                 return sync(server, method, metadata, timeout, **options), server
-            return asyncio.run(looped(server, method, metadata, timeout, **options)), server
+            return asyncio.run(call_async(server, method, metadata, timeout, **options)), server
         finally:
             server.close()
 

@@ -231,20 +231,20 @@ def test_a_code_that_is_set_without_abort_counts_too(serve: Serve) -> None:
 
 def test_a_caught_abort_still_ends_the_call(serve: Serve) -> None:
     def method(request: RequestInfo, context: Any) -> Any:
-        def aborted() -> Status:
+        def answer_anyway() -> Status:
             return Status(message="as if nothing had been")
 
         try:
             made = context.abort(Code.NOT_FOUND, "gone")
         except Exception:  # noqa: BLE001 - what a broad handler does
-            return aborted()
+            return answer_anyway()
 
         async def awaits() -> Status:
             with contextlib.suppress(Exception):  # what a broad handler does
                 await made
-            return aborted()
+            return answer_anyway()
 
-        return awaits() if inspect.isawaitable(made) else aborted()
+        return awaits() if inspect.isawaitable(made) else answer_anyway()
 
     service = serve(method)
     assert [service.send().code() for _ in range(2)] == [Code.NOT_FOUND, Code.NOT_FOUND]

@@ -12,7 +12,7 @@ from semel.integrations.flask import Semel
 from tests.bulk.fellows import sqlite_at
 
 
-def served() -> Flask:
+def make_app() -> Flask:
     """The shop on the file in ``SHOP_FOLDER``, migrated already."""
     file = f"{os.environ['SHOP_FOLDER']}/shop.db"
     app = Flask("imports")

@@ -62,7 +62,7 @@ class Shop:
         )
         install()
 
-    def kept(self) -> tuple[int, int]:
+    def count_rows(self) -> tuple[int, int]:
         [(jobs,)] = self.home.fetch("SELECT count(*) FROM semel_import")
         [(blobs,)] = self.home.fetch("SELECT count(*) FROM semel_import_blob")
         return jobs, blobs
@@ -145,7 +145,7 @@ def test_a_preview_keeps_nothing(client: TestClient) -> None:
     told = preview.json()
     assert (told["counts"]["booked"], told["counts"]["failed"]) == (1, 2)
     assert [(row["line"], row["column"]) for row in told["rows"]] == [(3, None), (4, None)]  # of the database itself
-    assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+    assert client.shop.count_rows() == (0, 0)  # type: ignore[attr-defined]
 
 
 def test_jobs_of_other_tenants_are_not_found(client: TestClient) -> None:
@@ -210,7 +210,7 @@ def test_a_bad_upload_has_its_own_answer_and_leaves_nothing(
     answer = client.post(path, content=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
-    assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+    assert client.shop.count_rows() == (0, 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_disk_that_is_full_keeps_nothing(client: TestClient, monkeypatch: pyte
     monkeypatch.setattr(Upload, "__init__", full)
     answer = client.post(PATH, content=csv_of(1), headers=CSV)
     assert (answer.status_code, answer.json()["code"]) == (507, "IMPORT_NO_ROOM")
-    assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+    assert client.shop.count_rows() == (0, 0)  # type: ignore[attr-defined]
 
 
 async def _ask(app: Any, messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]]) -> tuple[int, int]:
@@ -321,7 +321,7 @@ def test_a_client_that_disconnects_during_the_upload_stores_nothing(client: Test
     piece = {"type": "http.request", "body": b"n\n1\n" * 100, "more_body": True}
     status, _ = asyncio.run(_ask(client.app, [piece, piece], [(b"content-type", b"text/csv")]))
     assert status == 400
-    assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+    assert client.shop.count_rows() == (0, 0)  # type: ignore[attr-defined]
 
 
 def test_a_file_that_is_too_large_is_refused_before_its_end_is_read(client: TestClient) -> None:

@@ -667,14 +667,14 @@ def test_a_refused_file_stays_refused_whatever_stops_its_run(place: Place) -> No
         job = await imports.submit(csv_of("BAD", 1, 2, 3), supplier="ACME")
         book = Booking.__call__
 
-        async def stopped(booking: Any, item: Any) -> Any:
+        async def stop_at_third(booking: Any, item: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 3:
                 raise asyncio.CancelledError
             return await book(booking, item)
 
-        with patch.object(Booking, "__call__", stopped):
+        with patch.object(Booking, "__call__", stop_at_third):
             await _run_until_stopped(imports)
         rows = imports.rows_kept
         with patch("semel.imports.run.read_recipe", side_effect=ContentMissing("away")):

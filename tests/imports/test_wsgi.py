@@ -74,7 +74,7 @@ class Wsgi:
         await_true(is_over, "the import to end")
         return dict(found[-1])
 
-    def kept(self) -> tuple[int, int]:
+    def count_rows(self) -> tuple[int, int]:
         [(jobs,)] = self.home.fetch("SELECT count(*) FROM semel_import")
         [(blobs,)] = self.home.fetch("SELECT count(*) FROM semel_import_blob")
         return jobs, blobs
@@ -102,7 +102,7 @@ def test_the_first_upload_is_created_and_every_later_one_exists(wsgi: Wsgi) -> N
     assert (head.status, head.body) == (200, b"")
     assert wsgi.home.effects() == [1, 2]
     preview = wsgi.ask("POST", PATH + "?preview=1", csv_of(3), CSV)
-    assert (preview.status, wsgi.kept()) == (200, (1, 1))
+    assert (preview.status, wsgi.count_rows()) == (200, (1, 1))
 
 
 def test_every_answer_is_that_of_an_asgi_application(wsgi: Wsgi, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_answer_is_that_of_an_asgi_application(wsgi: Wsgi, tmp_path: Path)
             assert (here.status, here.body) == (status, there.content), path
             assert here.status == there.status_code
             assert [(name.lower(), value) for name, value in here.headers] == list(there.headers.items())
-    assert wsgi.kept() == (0, 0)
+    assert wsgi.count_rows() == (0, 0)
 
 
 class Gone(io.RawIOBase):
@@ -151,7 +151,7 @@ def test_a_client_that_disconnects_leaves_nothing(wsgi: Wsgi, error: Exception |
         assert wsgi.ask("POST", PATH, b"", CSV, **wsgi_only).status == 400
     answer = wsgi.ask("POST", PATH, b"", CSV, **cut)
     assert (answer.status, answer.code) == (400, "IDEMPOTENCY_REQUEST_INVALID")
-    assert wsgi.kept() == (0, 0)
+    assert wsgi.count_rows() == (0, 0)
 
 
 def test_a_body_ends_at_the_length_that_the_server_gives(wsgi: Wsgi) -> None:
@@ -249,7 +249,7 @@ def test_a_coroutine_is_no_permission(tmp_path: Path) -> None:
     wsgi = Wsgi(tmp_path, may=lambda about, supplier: late(about, supplier))
     with pytest.raises(TypeError, match="returned a coroutine"):
         wsgi.ask("POST", PATH, csv_of(1), CSV)
-    assert wsgi.kept() == (0, 0)
+    assert wsgi.count_rows() == (0, 0)
     wsgi.app.close()
 
 

@@ -42,7 +42,7 @@ class Consumer:
         reply = getattr(self.inbox, name)(*given, **named)
         return reply if self.runner is None else self.runner.run(reply)
 
-    def parked(self) -> list[Parked]:
+    def list_parked(self) -> list[Parked]:
         found: list[Parked] = self.tell("find_parked")
         return found
 

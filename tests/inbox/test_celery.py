@@ -116,10 +116,10 @@ def test_a_task_that_has_yet_to_run_when_it_returns_is_refused_and_handles_nothi
         app.finalize()
 
     @Celery().task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]
-    def hidden(message: Message) -> Any:
+    def hide_a_call(message: Message) -> Any:
         return bill(message)
 
-    assert isinstance(hidden.apply(task_id="t-7").result, HandlerError)
+    assert isinstance(hide_a_call.apply(task_id="t-7").result, HandlerError)
     assert inbox.handle("t-7", lambda message: None) is Receipt.HANDLED
 
 

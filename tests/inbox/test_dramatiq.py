@@ -160,15 +160,15 @@ def test_an_actor_that_cannot_be_handled_once_is_refused_with_the_reason(inbox: 
     def plain(message: Message) -> None:
         raise AssertionError("this must not run")
 
-    async def awaited(message: Message) -> None:
+    async def consume(message: Message) -> None:
         raise AssertionError("this must not run")
 
     with pytest.raises(ConfigurationError, match="Retries"):
         actor(plain, broker=broker, inbox=inbox)
     broker.add_middleware(Retries())
     with pytest.raises(ConfigurationError, match="a plain function"):
-        actor(awaited, broker=broker, inbox=inbox)
-    hidden = actor(lambda message: awaited(message), broker=broker, inbox=inbox, actor_name="hidden", id_of=lambda: "m")
+        actor(consume, broker=broker, inbox=inbox)
+    hidden = actor(lambda message: consume(message), broker=broker, inbox=inbox, actor_name="hidden", id_of=lambda: "m")
     with pytest.raises(HandlerError, match="its work has not begun"):
         hidden()
     called = actor(plain, broker=broker, inbox=inbox, actor_name="plain-2")

@@ -77,7 +77,7 @@ def test_a_handler_that_has_yet_to_run_when_it_returns_handles_nothing(make_cons
         for _ in range(2):
             with pytest.raises(HandlerError, match="coroutine function"):
                 worker.tell("handle", "m-1", wrong)
-    assert worker.parked() == []
+    assert worker.list_parked() == []
     assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
     assert home.effects() == [1]
 
@@ -94,7 +94,7 @@ def test_a_message_that_fails_too_often_is_parked_with_its_reason(make_consumer:
     assert worker.handle("m-1", fails) is Receipt.PARKED
     assert worker.handle("m-1", never) is Receipt.PARKED
     assert home.effects() == []
-    [parked] = worker.parked()
+    [parked] = worker.list_parked()
     assert (parked.message_id, parked.tries, parked.reason) == ("m-1", 3, "ValueError: no such currency\x00")
     assert worker.tell("release", "m-1")
     assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
@@ -107,7 +107,7 @@ def test_poison_is_parked_at_once(make_consumer: Make) -> None:
 
     worker = make_consumer()
     assert worker.handle("m-1", refuses) is Receipt.PARKED
-    assert [parked.reason for parked in worker.parked()] == ["its schema is version 9"]
+    assert [parked.reason for parked in worker.list_parked()] == ["its schema is version 9"]
 
 
 def test_a_message_that_kills_its_workers_is_parked_in_the_end(make_consumer: Make) -> None:
@@ -119,7 +119,7 @@ def test_a_message_that_kills_its_workers_is_parked_in_the_end(make_consumer: Ma
         with pytest.raises(Killed):
             worker.handle("m-1", kills, deliveries=deliveries)
     assert worker.handle("m-1", never, deliveries=7) is Receipt.PARKED
-    [parked] = worker.parked()
+    [parked] = worker.list_parked()
     assert (parked.tries, "delivered 7 times" in parked.reason) == (3, True)
 
 
@@ -141,7 +141,7 @@ def test_failures_are_counted_by_the_inbox_and_not_by_the_broker(make_consumer: 
         with pytest.raises(ValueError, match="no such currency"):
             worker.handle("m-1", fails, deliveries=deliveries)
     assert worker.handle("m-1", fails, deliveries=52) is Receipt.PARKED
-    assert [(parked.tries, parked.reason) for parked in worker.parked()] == [(3, "ValueError: no such currency")]
+    assert [(parked.tries, parked.reason) for parked in worker.list_parked()] == [(3, "ValueError: no such currency")]
     with pytest.raises(ValueError, match="no such currency"):
         worker.handle("m-2", fails, deliveries=3)
 

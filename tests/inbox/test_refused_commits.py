@@ -36,7 +36,7 @@ def test_a_refused_commit_is_counted_as_a_failure_and_parks_in_the_end(make_cons
             worker.handle("m-1", break_commit)
         assert home.effects() == []
     assert worker.handle("m-1", break_commit) is Receipt.PARKED
-    assert [(each.tries, each.reason.partition(":")[0]) for each in worker.parked()] == [(3, "HandlerRefused")]
+    assert [(each.tries, each.reason.partition(":")[0]) for each in worker.list_parked()] == [(3, "HandlerRefused")]
     assert worker.handle("m-1", sound) is Receipt.PARKED
     assert worker.handle("m-2", sound) is Receipt.HANDLED
     assert home.effects() == [2]

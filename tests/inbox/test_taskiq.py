@@ -187,12 +187,12 @@ def test_a_task_that_is_called_has_no_id_unless_one_is_declared(home: Home) -> N
             raise AssertionError
 
         @inbox_task(broker, inbox, id_of=str, task_name="named")
-        async def declared(message: Message, order: int) -> int:
+        async def handle_order(message: Message, order: int) -> int:
             return order
 
         with pytest.raises(ConfigurationError, match="called, not sent"):
             await bill(7)
-        assert (await declared(7), await declared(7)) == (7, None)
+        assert (await handle_order(7), await handle_order(7)) == (7, None)
 
     run(home, story)
 

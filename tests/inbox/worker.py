@@ -37,13 +37,13 @@ def dying(acknowledge: Any, dies_at: int) -> Any:
     """The client's own acknowledgement, until it is this process's last act."""
     done = [0]
 
-    async def acknowledged(*given: Any) -> Any:
+    async def acknowledge_or_die(*given: Any) -> Any:
         done[0] += 1
         if done[0] == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return await acknowledge(*given)
 
-    return acknowledged
+    return acknowledge_or_die
 
 
 async def writes(message: Message, delivery: Any) -> None:

@@ -142,7 +142,7 @@ def test_the_permit_may_be_any_parameter_and_fastapi_never_sees_it(serve: Serve,
 
     @app.post("/d")
     @semel.command("d")
-    async def annotated(permit: Annotated[Permit, Semel.permit], payment: Payment, x: Annotated[int, Header()]) -> None:
+    async def pay_typed(permit: Annotated[Permit, Semel.permit], payment: Payment, x: Annotated[int, Header()]) -> None:
         got.append((payment.amount, x, permit.command.scope.operation))
 
     semel.install(app)

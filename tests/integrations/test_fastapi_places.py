@@ -98,7 +98,7 @@ class SyncCallable(Callable_):
         return self.sync_method(payment, permit)
 
 
-async def given(ran: list[int], payment: Payment, permit: Permit = Semel.permit) -> dict[str, str]:
+async def pay_given(ran: list[int], payment: Payment, permit: Permit = Semel.permit) -> dict[str, str]:
     ran.append(payment.amount)
     return {"by": permit.command.scope.operation}
 
@@ -115,7 +115,7 @@ def given_sync(ran: list[int], payment: Payment, permit: Permit = Semel.permit) 
         SyncCallable,
         lambda ran: Callable_(ran).method,
         lambda ran: Callable_(ran).sync_method,
-        lambda ran: functools.partial(given, ran),
+        lambda ran: functools.partial(pay_given, ran),
         lambda ran: functools.partial(given_sync, ran),
         lambda ran: functools.partial(Callable_(ran)),
     ],

@@ -137,11 +137,11 @@ async def replay(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/pay", "fresh-key--1")
 
 
-async def refused(stage: Stage, app: App, n: int) -> int:
+async def refuse_command(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/refuse", f"refused-key-{n}")
 
 
-async def reused(stage: Stage, app: App, n: int) -> int:
+async def reuse_key(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/pay", "fresh-key--1", b'{"amount": 6}')
 
 
@@ -149,19 +149,19 @@ async def keyless(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/pay", "\x00")
 
 
-async def unprotected(stage: Stage, app: App, n: int) -> int:
+async def run_unprotected(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/plain", f"plain-key-{n}")
 
 
-async def failed(stage: Stage, app: App, n: int) -> int:
+async def fail_command(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/fail", f"failed-key-{n}")
 
 
-async def failed_again(stage: Stage, app: App, n: int) -> int:
+async def fail_again(stage: Stage, app: App, n: int) -> int:
     return await ask(app, "/fail-again", "failed-key")
 
 
-async def cancelled(stage: Stage, app: App, n: int) -> int:
+async def cancel_request(stage: Stage, app: App, n: int) -> int:
     stage.entered.clear()
     stage.gate.clear()
     server = asyncio.ensure_future(ask(app, "/wait", f"cancelled-key-{n}"))
@@ -176,13 +176,13 @@ async def cancelled(stage: Stage, app: App, n: int) -> int:
 KINDS = {
     fresh: 201,
     replay: 201,
-    refused: 409,
-    reused: 422,
+    refuse_command: 409,
+    reuse_key: 422,
     keyless: 400,
-    unprotected: 201,
-    failed: 500,
-    failed_again: 500,
-    cancelled: 0,
+    run_unprotected: 201,
+    fail_command: 500,
+    fail_again: 500,
+    cancel_request: 0,
 }
 
 
@@ -231,7 +231,7 @@ def test_an_unprotected_route_costs_no_task(make: str) -> None:
         async with AsyncEngine.connect("memory://") as engine:
             app = getattr(stage, make)(engine)
             for n in range(2):
-                assert await unprotected(stage, app, n) == 201
+                assert await run_unprotected(stage, app, n) == 201
                 assert stage.tasks.pop() is asyncio.current_task()
             assert await fresh(stage, app, 0) == 201  # while a command still outlives its client
             assert stage.tasks.pop() is not asyncio.current_task()
@@ -248,12 +248,12 @@ def test_a_command_found_at_run_time_is_protected_and_outlives_its_client() -> N
             semel = StarletteSemel(engine, caller=single_caller)
 
             @semel.command("hidden")
-            async def hidden(request: Request) -> Response:
+            async def run_hidden(request: Request) -> Response:
                 tasks.append(asyncio.current_task())
                 return Response(status_code=201)
 
             async def caller(request: Request) -> Response:
-                answer: Response = await hidden(request)
+                answer: Response = await run_hidden(request)
                 return answer
 
             app = Starlette(routes=[Route("/v1/pay", caller, methods=["POST"])])

@@ -117,7 +117,7 @@ def test_a_route_that_is_hidden_stays_hidden(engine: AsyncEngine) -> None:
 
     @app.post("/hidden", include_in_schema=False)
     @semel.command("hidden")
-    async def hidden() -> None: ...
+    async def run_hidden() -> None: ...
 
     semel.install(app, operations_path=None)
     assert app.openapi()["paths"] == {}

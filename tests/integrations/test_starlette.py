@@ -160,7 +160,7 @@ def test_an_application_inside_may_install_it_too(serve: Serve, engine: AsyncEng
 def test_a_refusal_of_the_endpoints_own_decorators_is_never_recorded(serve: Serve, engine: AsyncEngine) -> None:
     semel = Semel(engine, caller=caller_of)
 
-    def checked(endpoint: Any) -> Any:
+    def check_body(endpoint: Any) -> Any:
         @functools.wraps(endpoint)
         async def checking(request: Request) -> Any:
             if await request.body() != b"good":
@@ -169,7 +169,7 @@ def test_a_refusal_of_the_endpoints_own_decorators_is_never_recorded(serve: Serv
 
         return checking
 
-    app = Starlette(routes=[Route("/", checked(semel.command("it")(plain)), methods=["POST"])])
+    app = Starlette(routes=[Route("/", check_body(semel.command("it")(plain)), methods=["POST"])])
     semel.install(app)
     web = serve(app, engine)
     assert (web.call("/", b"evil").status, web.records()) == (422, [])
@@ -202,7 +202,7 @@ def test_the_user_of_starlettes_authentication_is_the_caller(serve: Serve, engin
 def test_the_caller_may_come_from_the_requests_state(serve: Serve, engine: AsyncEngine) -> None:
     semel = Semel(engine, caller=from_state("user"))
 
-    def identified(endpoint: Any) -> Any:
+    def set_caller(endpoint: Any) -> Any:
         @functools.wraps(endpoint)
         async def identifying(request: Request) -> Any:
             request.state.user = request.headers["authorization"]
@@ -210,7 +210,7 @@ def test_the_caller_may_come_from_the_requests_state(serve: Serve, engine: Async
 
         return identifying
 
-    app = Starlette(routes=[Route("/", identified(semel.command("it")(plain)), methods=["POST"])])
+    app = Starlette(routes=[Route("/", set_caller(semel.command("it")(plain)), methods=["POST"])])
     semel.install(app)
     both(serve(app, engine), "/", b"abc")
 

@@ -83,10 +83,10 @@ class Fellow(Member):
             )
             return result
 
-        async def handled(permit: Permit) -> Answer:
+        async def handle(permit: Permit) -> Answer:
             return await handler(permit, writes_of(permit))
 
-        result = self.runner.run(self.engine.run(what, handled, wait_seconds=wait_seconds))
+        result = self.runner.run(self.engine.run(what, handle, wait_seconds=wait_seconds))
         return result
 
 
@@ -118,7 +118,7 @@ class Outside:
         ]
 
 
-def prepared(made: MariadbServer) -> MariadbServer:
+def prepare(made: MariadbServer) -> MariadbServer:
     """This server, with an empty database: migrated, and with the application's own table."""
     with closing(Engine(mariadb_subject(made, None).backend)) as engine:
         engine.migrate()
@@ -129,7 +129,7 @@ def prepared(made: MariadbServer) -> MariadbServer:
 @pytest.fixture
 def server() -> MariadbServer:
     """This run's server, with an empty database."""
-    return prepared(mariadb())
+    return prepare(mariadb())
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def never(permit: Permit, db: Writes) -> Answer:
     raise AssertionError("this must not run")
 
 
-async def made(permit: Permit, db: Writes) -> Answer:
+async def insert_and_answer(permit: Permit, db: Writes) -> Answer:
     await db.insert()
     return MADE
 

@@ -21,7 +21,7 @@ from semel.stores.mariadb.protocol import MariadbServer, converse
 from semel.stores.mariadb.store import MariadbStore
 from semel.testing.attempts import attempt
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import PLAIN, WHAT, Fellow, Outside, made, plain
+from tests.mariadb.conftest import PLAIN, WHAT, Fellow, Outside, insert_and_answer, plain
 from tests.mariadb.test_joined import User
 from tests.servers.mariadb import MARK, connect
 
@@ -65,7 +65,7 @@ def test_a_claim_that_waits_for_its_record_holds_up_no_other(
     thread.start()
     try:
         wait_until(outside, "info LIKE '%INSERT INTO semel_record%' AND time_ms > 200")
-        assert fellow.run(WHAT, made).answer == MADE
+        assert fellow.run(WHAT, insert_and_answer).answer == MADE
         assert fellow.run(command("plain"), plain).answer == MADE
         others = [attempt(f"other-{number}") for number in range(3)]
         told = fellow.performs("claim", lambda: fellow.engine.store.claim(others))
@@ -160,7 +160,7 @@ class TestBesideAnothersStatement:
     ) -> None:
         monkeypatch.setattr(rows, "WAIT_SECONDS", 0)  # the claim of an external command would wait for a second
         change(monkeypatch, "AUTOINC_PAUSE", STOP.format(id=filling.id))
-        assert fellow.run(what, made if what is WHAT else plain).answer == MADE
+        assert fellow.run(what, insert_and_answer if what is WHAT else plain).answer == MADE
         assert outside.rows() == ([1] if what is WHAT else [])
         assert outside.states[-1] == State.SUCCEEDED
 
@@ -169,10 +169,10 @@ class TestBesideAnothersStatement:
     ) -> None:
         change(monkeypatch, "AUTOINC_TRIES_MAX", 3)
         with pytest.raises(StatementRefused, match="fills Semel's table"):
-            fellow.run(WHAT, made)
+            fellow.run(WHAT, insert_and_answer)
         assert outside.rows() == []
         filling.stop(outside)
-        assert fellow.run(WHAT, made).answer == MADE
+        assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
     def test_a_joined_claim_is_made_once_that_has_ended(
         self, user: User, filling: Filling, outside: Outside, monkeypatch: pytest.MonkeyPatch

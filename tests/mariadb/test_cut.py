@@ -18,7 +18,7 @@ from semel.errors import EarlyCommit, OutcomeUnknownError, StoreTimeout
 from semel.stores.mariadb import protocol, transaction
 from tests.atomic.over_http import ask, check_rolled_back
 from tests.engine.shells import MADE, command, until
-from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never, writes_of
+from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, insert_and_answer, never, writes_of
 from tests.servers.relay import Relay
 
 SHORT = Policy(effects="atomic", lease_seconds=1, deadline_seconds=1)
@@ -64,7 +64,7 @@ class TestPastTheDeadline(OnLoops):
         with pytest.raises(TimeoutError):
             fellow.run(BRIEF, calls)
         assert (sleeping(outside), outside.rows(), outside.states) == ([], [], [])
-        assert fellow.run(BRIEF, made).answer == MADE
+        assert fellow.run(BRIEF, insert_and_answer).answer == MADE
 
     def test_what_may_remain_in_a_table_without_transactions_is_unknown(self, fellow: Fellow, outside: Outside) -> None:
         outside.fetch(PLAIN_TABLE)
@@ -173,7 +173,7 @@ def test_a_command_after_another_was_cut_finds_a_connection(fellow: Fellow, outs
     for _ in range(10):  # more than there are connections for units
         with pytest.raises(Exception, match=r"(?i)lost|gone|closed|killed|read"):
             fellow.run(WHAT, is_killed)
-    assert fellow.run(command("other", policy=replace(ATOMIC)), made).answer == MADE
+    assert fellow.run(command("other", policy=replace(ATOMIC)), insert_and_answer).answer == MADE
 
 
 def test_a_connection_that_the_network_ended_leaves_a_statement_behind(

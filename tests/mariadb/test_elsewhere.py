@@ -18,7 +18,7 @@ from semel.core.model import State
 from semel.errors import NothingHappened, StatementRefused
 from semel.stores.mariadb.transaction import is_conflict
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, insert_and_answer, never
 from tests.servers.mariadb import MARK
 
 pytestmark = MARK
@@ -27,7 +27,7 @@ pytestmark = MARK
 @pytest.mark.parametrize("ends", ["answer", "error"])
 def test_the_next_commands_use_the_right_database(fellow: Fellow, outside: Outside, other: str, ends: str) -> None:
     done = command("done", policy=ATOMIC)
-    fellow.run(done, made)
+    fellow.run(done, insert_and_answer)
 
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert(2)

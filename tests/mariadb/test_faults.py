@@ -36,7 +36,7 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.urls import connect_backend
 from semel.testing.attempts import attempt, renewal, settlement
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
+from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, insert_and_answer, never, plain
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
 from tests.servers.relay import Loss, Relay
 from tests.servers.running import ENVIRONMENT, Running, free_port, stop
@@ -65,7 +65,7 @@ def test_a_lost_answer_is_never_a_second_effect(
 
     async def handler(permit: Any, db: Any) -> Answer:
         ran.append(1)
-        return await (made if what is WHAT else plain)(permit, db)
+        return await (insert_and_answer if what is WHAT else plain)(permit, db)
 
     relay.lose(loss, said)
     begun = time.monotonic()
@@ -86,7 +86,7 @@ def test_a_server_that_hangs_times_out_and_is_used_again(
     make_fellow: MakeFellow, relay: Relay, outside: Outside, atomic: bool
 ) -> None:
     fellow = make_fellow(port=relay.port, patience_seconds=PATIENCE_SECONDS)
-    what, handler = (WHAT, made) if atomic else (PLAIN, plain)
+    what, handler = (WHAT, insert_and_answer) if atomic else (PLAIN, plain)
     fellow.run(command("warm", policy=what.policy), plain)
     relay.hanging = True
     begun = time.monotonic()
@@ -119,7 +119,7 @@ def test_semels_statement_beside_a_running_handler_times_out(
         fellow.run(WHAT, handler)
     assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
     relay.cut()
-    assert fellow.run(WHAT, made, wait_seconds=10).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer, wait_seconds=10).answer == MADE
     assert outside.rows() == [1]
 
 
@@ -208,7 +208,7 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
     with closing(Fellow(fellow.kind, app_server)) as app:
         assert app.run(PLAIN, plain).answer == MADE
         assert app.run(PLAIN, never).replayed
-        assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
+        assert app.run(command("unit", policy=ATOMIC), insert_and_answer).answer == MADE
         assert app.performs("lapse", lambda: app.backend.store.lapse(10)) == []
         assert app.performs("purge", lambda: app.backend.store.purge(None, 10)).scanned == 2
 
@@ -269,12 +269,12 @@ def test_a_server_that_is_no_mariadb_is_refused(fellow: Fellow, monkeypatch: pyt
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Running]:
-    running = _started()
+    running = _start_server()
     yield running
     stop(running)
 
 
-def _started() -> Running:
+def _start_server() -> Running:
     running = start(
         Path(tempfile.mkdtemp(dir=os.environ[ENVIRONMENT])), "max_allowed_packet=64K", "completion-type=CHAIN"
     )
@@ -323,7 +323,7 @@ def test_a_transaction_ends_with_any_reply_to_the_commit(kind: Any, small: Runni
 
 def test_a_killed_server_returns_with_all_acknowledged_writes() -> None:
     """SIGKILL, and the same engines go on."""
-    running = _started()
+    running = _start_server()
     server = at(running, patience_seconds=2.0)
     with closing(Fellow("pymysql", server)) as threads, closing(Fellow("asyncmy", server)) as loop:
         both = (threads, loop)

@@ -16,7 +16,19 @@ from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.sql.dialect import dialect_of
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, Writes, made, never, plain, prepared
+from tests.mariadb.conftest import (
+    ATOMIC,
+    PLAIN,
+    WHAT,
+    Fellow,
+    Kind,
+    Outside,
+    Writes,
+    insert_and_answer,
+    never,
+    plain,
+    prepare,
+)
 from tests.servers.mariadb import MARK, at, start
 from tests.servers.relay import Relay
 from tests.servers.running import alone, share_server
@@ -27,7 +39,7 @@ pytestmark = MARK
 @pytest.fixture
 def server() -> Iterator[MariadbServer]:
     with alone("mariadb-settings"):
-        yield prepared(at(share_server("mariadb-settings", start)))
+        yield prepare(at(share_server("mariadb-settings", start)))
 
 
 def levels(server: MariadbServer) -> dict[str, str]:
@@ -64,9 +76,9 @@ def test_a_read_only_server_replays_and_is_used_again_when_writable(
                     app.run(replace(before, fingerprint=bytes(32)), never)
         finally:
             outside.fetch(f"SET GLOBAL {setting} = 0")
-        app.told(app.engine.close())  # a session keeps the setting that it began with
+        app.wait_for(app.engine.close())  # a session keeps the setting that it began with
         assert app.run(PLAIN, plain).answer == MADE
-        assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
+        assert app.run(command("unit", policy=ATOMIC), insert_and_answer).answer == MADE
 
 
 def test_a_name_that_moved_to_another_server_is_resolved_again(
@@ -75,7 +87,7 @@ def test_a_name_that_moved_to_another_server_is_resolved_again(
     """The old primary lives on, read-only, and ends no connection; the relay is the name."""
     with closing(Fellow(kind, replace(app_server, port=relay.port))) as app:
         app.run(PLAIN, plain)
-        app.run(command("first", policy=ATOMIC), made)
+        app.run(command("first", policy=ATOMIC), insert_and_answer)
         outside.fetch("SET GLOBAL read_only = 1")
         try:
             for what in (command("another"), command("another, atomic", policy=ATOMIC)):
@@ -92,7 +104,7 @@ def test_a_name_that_moved_to_another_server_is_resolved_again(
 def test_the_users_isolation_changes_nothing(fellow: Fellow, outside: Outside, isolation: str) -> None:
     outside.fetch(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {isolation}")
     try:
-        assert fellow.run(WHAT, made).answer == MADE
+        assert fellow.run(WHAT, insert_and_answer).answer == MADE
         assert fellow.run(WHAT, never).replayed
         with pytest.raises(Failed):
             fellow.run(command("other", policy=ATOMIC), _fails)

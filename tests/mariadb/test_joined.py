@@ -42,7 +42,7 @@ class User:
             case "pymysql":
                 self.target: Any = pymysql.connect(**given)
             case "asyncmy":
-                self.target = self.tell(_connected(given))
+                self.target = self.tell(_connect(given))
             case "session":
                 self.engine: Any = create_engine(f"mysql+pymysql://{address}", poolclass=NullPool)
                 self.target = Session(self.engine)
@@ -80,13 +80,13 @@ class User:
                     once.answer = MADE
             return bool(once.replayed)
 
-        async def joined() -> Any:
+        async def enter_block() -> Any:
             return await block.__aenter__()
 
         async def left(*how: Any) -> None:
             await block.__aexit__(*how)
 
-        once = self.tell(joined())
+        once = self.tell(enter_block())
         try:
             if not once.replayed:
                 inside()
@@ -111,7 +111,7 @@ class User:
         self.fellow.close()
 
 
-async def _connected(given: dict[str, Any]) -> Any:
+async def _connect(given: dict[str, Any]) -> Any:
     return await asyncmy.connect(**given)
 
 

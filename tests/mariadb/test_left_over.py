@@ -50,19 +50,19 @@ class Left:
             thread = threading.Thread(target=self._in_thread, args=(db.connection,))
             thread.start()
 
-            async def joined() -> None:
+            async def join_thread() -> None:
                 thread.join()
 
-            self._ends = joined
+            self._ends = join_thread
             while not self._is_under_way():  # nothing else runs where threads are
                 pass
             return
         task = asyncio.create_task(self._in_task(db))
 
-        async def awaited() -> None:
+        async def await_task() -> None:
             await task
 
-        self._ends = awaited
+        self._ends = await_task
         await until(self._is_under_way)
 
     def _in_thread(self, connection: Any) -> None:

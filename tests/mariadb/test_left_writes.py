@@ -66,7 +66,7 @@ async def log(connection: Any, n: int) -> None:
         await done
 
 
-def logged(home: Home) -> list[int]:
+def read_log(home: Home) -> list[int]:
     return sorted(n for (n,) in home.fetch("SELECT n FROM log"))
 
 
@@ -87,7 +87,7 @@ def test_items_whose_writes_remain_are_unknown_and_never_run_again(
     handler = fails_at(1, error)
     with pytest.raises(EarlyCommit, match="2 items are UNKNOWN"):
         fellow.run(number_items(4), handler)
-    assert (home.effects(), logged(home)) == ([], [0, 1])
+    assert (home.effects(), read_log(home)) == ([], [0, 1])
     done = fellow.run(number_items(4), handler)
     assert done.tally == Tally(4, 4, 2, 0, 0, 2)
     assert [(each.state, each.error_code) for each in fellow.outcomes(done)] == [
@@ -96,7 +96,7 @@ def test_items_whose_writes_remain_are_unknown_and_never_run_again(
         (ItemState.SUCCEEDED, None),
         (ItemState.SUCCEEDED, None),
     ]
-    assert (home.effects(), logged(home)) == ([2, 3], [0, 1, 2, 3])
+    assert (home.effects(), read_log(home)) == ([2, 3], [0, 1, 2, 3])
 
 
 def test_items_of_an_interrupted_run_whose_writes_remain_are_unknown(fellow: Fellow, home: Home) -> None:
@@ -104,7 +104,7 @@ def test_items_of_an_interrupted_run_whose_writes_remain_are_unknown(fellow: Fel
         fellow.run(number_items(3), fails_at(1, Killed()))
     done = fellow.run(number_items(3), fails_at(9, Failed()))
     assert done.tally == Tally(3, 3, 1, 0, 0, 2)
-    assert (home.effects(), logged(home)) == ([2], [0, 1, 2])
+    assert (home.effects(), read_log(home)) == ([2], [0, 1, 2])
 
 
 def test_a_chunk_rolled_back_without_remaining_writes_is_repeated(fellow: Fellow, home: Home) -> None:
@@ -129,9 +129,9 @@ def test_a_message_whose_writes_remain_is_parked(consumer: Consumer, home: Home,
     else:
         assert consumer.handle("m-1", handler) is Receipt.PARKED
     assert consumer.handle("m-1", handler) is Receipt.PARKED
-    [parked] = consumer.parked()
+    [parked] = consumer.list_parked()
     assert parked.reason.startswith("not-rolled-back")
-    assert logged(home) == [1]
+    assert read_log(home) == [1]
 
 
 def test_a_message_whose_commit_is_refused_and_whose_writes_remain_is_parked(consumer: Consumer, home: Home) -> None:
@@ -144,7 +144,7 @@ def test_a_message_whose_commit_is_refused_and_whose_writes_remain_is_parked(con
 
     assert consumer.handle("m-1", handler) is Receipt.PARKED
     assert consumer.handle("m-1", handler) is Receipt.PARKED
-    assert logged(home) == [1, 2]
+    assert read_log(home) == [1, 2]
 
 
 @pytest.mark.parametrize("error", [Failed(), DEADLOCK], ids=["raises", "deadlock"])
@@ -172,4 +172,4 @@ def test_a_local_step_whose_writes_remain_makes_the_operation_unknown(kind: Any,
             process.run(what, handler)
     finally:
         process.close()
-    assert logged(home) == [1]
+    assert read_log(home) == [1]

@@ -24,7 +24,7 @@ def make_anew(server: MariadbServer, outside: Outside) -> None:
         engine.migrate()
 
 
-async def made(permit: Permit, db: Writes) -> Answer:
+async def make(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
@@ -36,14 +36,14 @@ def test_an_engine_refuses_a_store_that_replaced_its_own(
     """An ATOMIC command runs: what it wrote was in the same database as its record."""
     policy = Policy.of(effects=effects)
     fellow = make_fellow()
-    fellow.run(replace(command("first", policy=policy), business_ref=reference), made)
+    fellow.run(replace(command("first", policy=policy), business_ref=reference), make)
     make_anew(server, outside)
     for key in ("first", "next", "first"):
         with pytest.raises(IdentityMismatch, match="emptied or replaced"):
             fellow.run(replace(command(key, policy=policy), business_ref=reference), never)
     assert outside.states == []
     newcomer = make_fellow()
-    assert not newcomer.run(command("next", policy=policy), made).replayed
+    assert not newcomer.run(command("next", policy=policy), make).replayed
     with pytest.raises(IdentityMismatch):
         fellow.run(command("next", policy=policy), never)
 
@@ -53,8 +53,8 @@ def test_an_answer_of_another_store_is_not_replayed(
 ) -> None:
     """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""
     fellow = make_fellow()
-    fellow.run(command("first"), made)
+    fellow.run(command("first"), make)
     make_anew(server, outside)
-    assert not make_fellow().run(command("first"), made).replayed
+    assert not make_fellow().run(command("first"), make).replayed
     with pytest.raises(IdentityMismatch):
         fellow.run(command("first"), never)

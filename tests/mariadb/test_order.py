@@ -18,7 +18,7 @@ CLAIMS = [attempt(f"k{number}") for number in range(50)]
 IDS = [claim.id for claim in CLAIMS]
 
 
-def sent(flow: Flow[Any]) -> list[bytes]:
+def ids_of(flow: Flow[Any]) -> list[bytes]:
     """The ids of a flow's first round trip, as they go out."""
     needed: Any = next(flow)
     if not isinstance(needed, Reserve):
@@ -30,5 +30,5 @@ def sent(flow: Flow[Any]) -> list[bytes]:
 def test_a_batch_is_sorted_and_each_record_is_in_it_once() -> None:
     assert sorted(IDS) != IDS
     settlements = [settlement(first_grant(claim, 1)) for claim in CLAIMS]
-    assert sent(MariadbStore().claim([*CLAIMS, CLAIMS[0]])) == sorted(IDS)
-    assert sent(MariadbStore().settle([*settlements, settlements[0]])) == sorted(IDS)
+    assert ids_of(MariadbStore().claim([*CLAIMS, CLAIMS[0]])) == sorted(IDS)
+    assert ids_of(MariadbStore().settle([*settlements, settlements[0]])) == sorted(IDS)

@@ -15,7 +15,7 @@ from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError
 from semel.stores.mariadb.protocol import MariadbServer
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, insert_and_answer, never
 from tests.servers.mariadb import connect
 from tests.servers.redis import eventually
 
@@ -51,7 +51,7 @@ def test_writes_that_a_rollback_leaves_are_made_once_and_the_outcome_is_unknown(
     for _ in range(2):
         with pytest.raises(OutcomeUnknownError, match="not-rolled-back"):
             fellow.run(WHAT, never)
-    assert fellow.run(command("other", policy=ATOMIC), made).answer == MADE
+    assert fellow.run(command("other", policy=ATOMIC), insert_and_answer).answer == MADE
 
 
 @pytest.mark.usefixtures("log")
@@ -62,7 +62,7 @@ def test_a_rollback_of_other_tables_alone_frees_the_key(fellow: Fellow, outside:
 
     with pytest.raises(Failed):
         fellow.run(WHAT, handler)
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     assert (outside.rows(), outside.rows("log"), outside.states) == ([1], [], [State.SUCCEEDED])
 
 
@@ -132,7 +132,7 @@ def test_writes_that_a_deadlock_leaves_are_made_once_and_the_outcome_is_unknown(
     assert (outside.rows(), outside.rows("log"), outside.states) == ([], [1, 7], [State.UNKNOWN])
     with pytest.raises(OutcomeUnknownError, match="not-rolled-back"):
         fellow.run(WHAT, never)
-    assert fellow.run(command("other", policy=ATOMIC), made).answer == MADE
+    assert fellow.run(command("other", policy=ATOMIC), insert_and_answer).answer == MADE
 
 
 @pytest.mark.usefixtures("log")

@@ -8,7 +8,7 @@ import pytest
 
 from semel.stores.mariadb.protocol import MariadbServer
 from tests.engine.shells import command
-from tests.mariadb.conftest import ATOMIC, Fellow, made, plain
+from tests.mariadb.conftest import ATOMIC, Fellow, insert_and_answer, plain
 
 
 def test_no_context_is_made(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,5 +21,5 @@ def test_no_context_is_made(server: MariadbServer, monkeypatch: pytest.MonkeyPat
         fellow.run(command(kind), plain)
         fellow.close()
     fellow = Fellow("pymysql", server)
-    fellow.run(command("unit", policy=ATOMIC), made)
+    fellow.run(command("unit", policy=ATOMIC), insert_and_answer)
     fellow.close()

@@ -15,7 +15,19 @@ from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError, StoreError, StoreUnavailable
 from semel.testing.attempts import settlement
 from tests.engine.shells import MADE, command
-from tests.mariadb.conftest import ATOMIC, INSERT, PLAIN, WHAT, Fellow, Handler, Outside, Writes, made, never, plain
+from tests.mariadb.conftest import (
+    ATOMIC,
+    INSERT,
+    PLAIN,
+    WHAT,
+    Fellow,
+    Handler,
+    Outside,
+    Writes,
+    insert_and_answer,
+    never,
+    plain,
+)
 from tests.servers.mariadb import MARK, connect
 from tests.servers.relay import Relay
 
@@ -95,7 +107,7 @@ def test_a_rollback_in_sql_is_reported_and_leaves_nothing(fellow: Fellow, outsid
     with pytest.raises(StoreUnavailable):
         fellow.run(WHAT, handler)
     assert (outside.rows(), outside.states) == ([], [])
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
 
 def test_an_open_unit_does_not_delay_other_claims(fellow: Fellow, outside: Outside) -> None:
@@ -191,12 +203,12 @@ def test_a_killed_connection_leaves_nothing(fellow: Fellow, outside: Outside, wh
     with pytest.raises(DATABASE_ERRORS if when == "in the handler" else StoreError):
         fellow.run(WHAT, handler)
     assert (outside.rows(), outside.states) == ([], [])
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     assert outside.rows() == [1]
 
 
 def test_idle_connections_that_were_killed_are_replaced_unnoticed(fellow: Fellow, outside: Outside) -> None:
-    fellow.run(WHAT, made)
+    fellow.run(WHAT, insert_and_answer)
     fellow.run(PLAIN, plain)
     for id in outside.others():
         outside.fetch(f"KILL {id}")
@@ -252,7 +264,7 @@ def test_a_command_costs_what_the_page_says(make_fellow: MakeFellow, relay: Rela
     fellow.run(command("warm"), plain)
     fellow.run(command("warm-atomic", policy=ATOMIC), _inserts(100))
     seen = []
-    for what, handler in ((PLAIN, plain), (PLAIN, plain), (WHAT, made), (WHAT, made)):
+    for what, handler in ((PLAIN, plain), (PLAIN, plain), (WHAT, insert_and_answer), (WHAT, insert_and_answer)):
         relay.trips.clear()
         what = command("counted", policy=what.policy, caller="atomic" if what is WHAT else "plain")
         fellow.run(what, handler)

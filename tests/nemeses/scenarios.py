@@ -158,11 +158,11 @@ def lost_replies(folder: Path, server: Server, effects: str, seed: int) -> Verdi
         def nemesis() -> None:
             proxy.lose(0.05, 0.01)
             pause(LOSING_SECONDS)
-            valkey.eventually(lambda: enough(server.store, proxy.lost()))  # a busy machine says less in that time
+            valkey.eventually(lambda: enough(server.store, proxy.count_lost()))  # a busy machine says less in that time
             proxy.lose(0.0)
 
         verdict = Stage(folder, place, effects, seed=seed, urls=[through] * 2).play(nemesis)
-        verdict.more["lost"] = dict(proxy.lost())
+        verdict.more["lost"] = dict(proxy.count_lost())
     return verdict
 
 

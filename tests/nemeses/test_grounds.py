@@ -42,7 +42,7 @@ def test_a_store_on_a_server_is_prepared(tmp_path: Path, store: str) -> None:
         with Engine.connect(ours.url) as engine:
             assert not engine.run(soak_command("k", effects), pays).replayed
             assert engine.run(soak_command("k", effects), pays).replayed
-        assert [(generation, body) for _, generation, body in ours.committed()] == (
+        assert [(generation, body) for _, generation, body in ours.read_committed()] == (
             [(0, b"\1\2")] if effects == "atomic" else []
         )
     again.prepare()
@@ -56,7 +56,7 @@ def test_a_store_in_a_file_is_prepared(tmp_path: Path) -> None:
     assert isinstance(ground(None, tmp_path, 0), SqliteGround)
     ours = SqliteGround(tmp_path, 0)
     ours.prepare()
-    assert ours.committed() == []
+    assert ours.read_committed() == []
     ours.drop()
 
 

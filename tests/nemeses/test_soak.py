@@ -76,4 +76,4 @@ def test_no_password_is_shown_or_kept(tmp_path: Path) -> None:
     url = "postgresql://soak:secret@localhost/x"
     plan = Plan(tmp_path, kills=1, operations=0, pauses=0, simulations=0, hours=None, lanes=1, seed=0, url=url)
     Summary(versions=versions(url)).save(tmp_path)
-    assert "secret" not in f"{plan.shown()} {(tmp_path / 'summary.json').read_text()}"
+    assert "secret" not in f"{plan.as_json()} {(tmp_path / 'summary.json').read_text()}"

@@ -44,12 +44,12 @@ async def loop(options: dict[str, Any], policy: Policy, ran: list[int], met: lis
         async def one(number: int) -> None:
             act = handler(number, ran)
 
-            async def handled(permit: Permit) -> Answer:
+            async def handle(permit: Permit) -> Answer:
                 answer: Answer = act(permit)
                 return answer
 
             try:
-                await engine.run(command(options["name"], number, policy), handled, wait_seconds=20)
+                await engine.run(command(options["name"], number, policy), handle, wait_seconds=20)
             except (CommandError, StoreUnavailable) as error:
                 met.append(type(error).__name__)
 

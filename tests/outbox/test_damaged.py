@@ -57,7 +57,7 @@ def relay_once(url: str, broker: Broker) -> Relay:
     return asyncio.run(story())
 
 
-def broken(place: Place, number: int) -> None:
+def break_event(place: Place, number: int) -> None:
     seq = place.rows("SELECT seq FROM semel_event ORDER BY seq")[number][0]
     place.change(BROKEN[place.kind].replace("{{", "{").replace("{seq}", str(seq)))
 
@@ -66,7 +66,7 @@ def test_one_damaged_event_is_parked_and_the_others_are_published(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = place.fill(6, aggregates=6)
-    broken(place, 1)
+    break_event(place, 1)
     broker = Broker()
     relay = relay_once(place.url, broker)
     assert sorted(broker.ids) == sorted(event.id for event in made if event.id != made[1].id)
@@ -97,7 +97,7 @@ def test_one_damaged_event_is_parked_and_the_others_are_published(
 
 def test_a_damaged_event_can_be_dropped(quick_place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     made = quick_place.fill(2)
-    broken(quick_place, 0)
+    break_event(quick_place, 0)
     relay_once(quick_place.url, Broker())
     assert ran(capsys, "events", "drop", made[0].id, "--url", quick_place.url)[0] == 0
     broker = Broker()
@@ -107,7 +107,7 @@ def test_a_damaged_event_can_be_dropped(quick_place: Place, capsys: pytest.Captu
 
 def test_a_parked_event_is_named_by_its_place(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     made = place.fill(2)
-    broken(place, 0)
+    break_event(place, 0)
     relay_once(place.url, Broker())
     _, out, _ = ran(capsys, "events", "--json", "--url", place.url)
     parked, behind = (str(event["place"]) for event in json.loads(out)["events"])
@@ -215,13 +215,13 @@ def test_a_damaged_operation_is_refused_by_name(tmp_path: Path, capsys: pytest.C
     place = make_place(SQLITE, tmp_path)
     seen: list[str] = []
 
-    def paid(permit: Permit) -> Answer:
+    def pay(permit: Permit) -> Answer:
         seen.append(permit.operation_id)
         return Answer(201, (), b"paid")
 
     with Engine.connect(place.url) as engine:
         policy = Policy.of(operation_seconds=10**7)
-        engine.run(Command(Scope("demo", "alice", "pay"), "key-1", bytes(32), "test", policy), paid)
+        engine.run(Command(Scope("demo", "alice", "pay"), "key-1", bytes(32), "test", policy), pay)
     place.change("DELETE FROM semel_record")  # its key is forgotten, its operation is not
     place.change("UPDATE semel_operation SET state = 42")
     with Engine.connect(place.url) as engine, pytest.raises(RecordUnreadableError, match="its state is 42; restore it"):
@@ -241,7 +241,7 @@ def test_a_damaged_operation_is_refused_by_name(tmp_path: Path, capsys: pytest.C
 def test_damaged_steps_are_named_by_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_place(SQLITE, tmp_path)
 
-    def begun(permit: Permit) -> Answer:
+    def begin_step(permit: Permit) -> Answer:
         def hangs_up() -> str:
             raise ConnectionError("the provider hung up")
 
@@ -250,7 +250,7 @@ def test_damaged_steps_are_named_by_doctor(tmp_path: Path, capsys: pytest.Captur
 
     command = Command(Scope("demo", "alice", "pay"), "key-1", bytes(32), "test", Policy.of(steps=True))
     with Engine.connect(place.url) as engine, pytest.raises(ConnectionError):
-        engine.run(command, begun)
+        engine.run(command, begin_step)
     sound = ran(capsys, "doctor", "--json", "--url", place.url)[1]
     assert next(each for each in json.loads(sound)["findings"] if each["check"] == "rows")["level"] == "ok"
     place.change("UPDATE semel_record SET steps = x'00'")

@@ -197,7 +197,7 @@ def test_two_running_relays_stop_and_resume_with_the_endpoint(
 ) -> None:
     semel = Semel(quick_place, capsys)
 
-    def parked() -> int:
+    def count_parked() -> int:
         return len(quick_place.rows("SELECT id FROM semel_event WHERE parked_at IS NOT NULL"))
 
     async def story() -> None:
@@ -210,11 +210,11 @@ def test_two_running_relays_stop_and_resume_with_the_endpoint(
             pair = hook("shop", gone), hook("bank", well)
             async with Relay(one, Receivers(one, pair)), Relay(two, Receivers(two, pair)):
                 [first] = quick_place.fill(1)
-                await until(lambda: parked() == 1)
+                await until(lambda: count_parked() == 1)
                 tried = len(gone.requests)
                 later = quick_place.fill(40, aggregates=40)
                 await until(lambda: len(set(ids_of(well))) == 41)
-                await until(lambda: parked() >= 40)  # the one behind the first of its aggregate waits
+                await until(lambda: count_parked() >= 40)  # the one behind the first of its aggregate waits
                 assert len(gone.requests) == tried
                 gone.status = 204
                 await asyncio.to_thread(semel, "events", "enable", "--topic", "receiver.shop")

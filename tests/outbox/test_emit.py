@@ -198,14 +198,14 @@ def test_an_atomic_event_costs_no_round_trip_on_postgresql(tmp_path: Path) -> No
     trips: list[str] = []
     waited = psycopg.Connection.wait
 
-    def watched(self: Any, *args: Any, **options: Any) -> Any:
+    def note_wait(self: Any, *args: Any, **options: Any) -> Any:
         trips.append("waits")
         return waited(self, *args, **options)
 
     counts: dict[bool, int] = {}
     with Engine.connect(place.url) as engine, pytest.MonkeyPatch.context() as patch:
         engine.run(command("warm", policy=ATOMIC), lambda permit: MADE)
-        patch.setattr(psycopg.Connection, "wait", watched)
+        patch.setattr(psycopg.Connection, "wait", note_wait)
         for emits in (False, True):
             trips.clear()
             engine.run(command(f"k{emits}", policy=ATOMIC), emit_one if emits else lambda permit: MADE)

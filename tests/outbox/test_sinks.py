@@ -109,7 +109,7 @@ def test_a_nats_stream_without_its_server_is_an_outage(tmp_path: Path) -> None:
         client = await nats_client.connect(nats.url(servers[0]))
         stream = client.jetstream()
         for _ in range(500):  # it elects its own leader first
-            if await _made(stream):
+            if await _make_stream(stream):
                 break
         leader = (await stream.stream_info("s")).cluster
         assert leader is not None
@@ -125,7 +125,7 @@ def test_a_nats_stream_without_its_server_is_an_outage(tmp_path: Path) -> None:
             assert "the stream 's', which takes the subject s.a, does not answer" in replies[0].reason
             assert_refused(replies[1], "no stream takes the subject none.b")
 
-    async def _made(stream: Any) -> bool:
+    async def _make_stream(stream: Any) -> bool:
         try:
             await stream.add_stream(name="s", subjects=["s.>"])
         except NatsError:

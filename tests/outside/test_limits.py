@@ -38,7 +38,7 @@ def test_celerys_soft_limit_leaves_nothing_behind(tmp_path: Path) -> None:
         engine.migrate()
     server = redis_server.start(tmp_path / "redis")
     try:
-        told = _worked(f"redis://127.0.0.1:{server.port}/0", tmp_path)
+        told = _run_worker(f"redis://127.0.0.1:{server.port}/0", tmp_path)
     finally:
         stop(server)
     slow = [f"k-{n} limited" for n in range(SLOW)]
@@ -46,7 +46,7 @@ def test_celerys_soft_limit_leaves_nothing_behind(tmp_path: Path) -> None:
     assert store.rows() == [f"k-{n}" for n in range(SLOW)]
 
 
-def _worked(broker: str, folder: Path) -> list[str]:
+def _run_worker(broker: str, folder: Path) -> list[str]:
     """Each key twice: with a handler that meets the limit, and as its retry; and one again."""
     asked = [(f"k-{n}", slow) for slow in (True, False) for n in range(SLOW)]
     with Celery(broker=broker) as sender:

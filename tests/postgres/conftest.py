@@ -97,10 +97,10 @@ class Fellow(Member):
             )
             return result
 
-        async def handled(permit: Permit) -> Answer:
+        async def handle(permit: Permit) -> Answer:
             return await handler(permit, writes_of(permit))
 
-        result = await self.engine.run(what, handled, wait_seconds=wait_seconds)
+        result = await self.engine.run(what, handle, wait_seconds=wait_seconds)
         return result
 
     @property
@@ -197,7 +197,7 @@ async def never(permit: Permit, db: Writes) -> Answer:
     raise AssertionError("this must not run")
 
 
-async def made(permit: Permit, db: Writes) -> Answer:
+async def insert_and_answer(permit: Permit, db: Writes) -> Answer:
     await db.insert()
     return MADE
 

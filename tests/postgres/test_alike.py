@@ -34,11 +34,11 @@ TIMES = ("lease_until", "deadline_at", "dedup_until", "settled_at", "answer_unti
 ODD = r"a\0b\\ é"  # a caller whose name is written otherwise than it reads
 
 
-def claimed(fellow: Fellow, claims: Sequence[Claim]) -> list[Any]:
+def claim_all(fellow: Fellow, claims: Sequence[Claim]) -> list[Any]:
     return list(fellow.performs("claim", lambda: fellow.engine.store.claim(claims)))
 
 
-def settled(fellow: Fellow, settlements: Sequence[Settlement]) -> list[Any]:
+def settle_all(fellow: Fellow, settlements: Sequence[Settlement]) -> list[Any]:
     return list(fellow.performs("settle", lambda: fellow.engine.store.settle(settlements)))
 
 
@@ -46,7 +46,7 @@ def records(fellow: Fellow, claims: Sequence[Claim]) -> list[Record]:
     return list(fellow.performs("read", lambda: fellow.engine.store.read([claim.id for claim in claims])))
 
 
-def shared(row: Record) -> dict[str, Any]:
+def common_values(row: Record) -> dict[str, Any]:
     """What the records of like commands have in common, with their times since the claim."""
     since = {name: getattr(row, name) and getattr(row, name) - row.created_at for name in TIMES[:3]}
     return {**{name: value for name, value in row._asdict().items() if name not in (*KEPT_BY, *TIMES)}, **since}
@@ -94,14 +94,14 @@ def test_claims_in_other_terms_are_not_alike(differs: str) -> None:
 def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
     fellow, odd = make_fellow(), scope(caller=ODD)
     alone, *alike, in_terms, mixed = [attempt(f"k{number}", request=number, within=odd) for number in range(6)]
-    found = claimed(fellow, [alone]) + claimed(fellow, alike)
-    found += claimed(fellow, [in_terms, attempt("other", within=scope(caller="bob"))])
-    found += claimed(fellow, [mixed, attempt("another", policy=IDEMPOTENT)])
+    found = claim_all(fellow, [alone]) + claim_all(fellow, alike)
+    found += claim_all(fellow, [in_terms, attempt("other", within=scope(caller="bob"))])
+    found += claim_all(fellow, [mixed, attempt("another", policy=IDEMPOTENT)])
     assert {type(verdict) for verdict in found} == {Proceed}
     written = [alone, *alike, in_terms, mixed]
     rows = records(fellow, written)
     assert all(row.caller == ODD for row in rows)
-    assert [shared(row) for row in rows] == [shared(rows[0])] * 6
+    assert [common_values(row) for row in rows] == [common_values(rows[0])] * 6
     for row, claim in zip(rows, written, strict=True):
         assert all(getattr(row, name) == getattr(claim, name) for name in KEPT_BY[:5])
 
@@ -109,19 +109,19 @@ def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fello
 def test_settlements_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
     fellow = make_fellow()
     claims = [attempt(f"k{number}", request=number) for number in range(6)]
-    grants = [verdict.grant for verdict in claimed(fellow, claims)]
+    grants = [verdict.grant for verdict in claim_all(fellow, claims)]
     settlements = [settlement(grant) for grant in grants]
     settlements[5] = settlement(grants[5], answer=Answer(200, (), b""))
     assert settlements_alike(settlements[1:4]) is not None
     assert settlements_alike(settlements[4:]) is None
     assert (
-        settled(fellow, settlements[:1]) + settled(fellow, settlements[1:4]) + settled(fellow, settlements[4:])
+        settle_all(fellow, settlements[:1]) + settle_all(fellow, settlements[1:4]) + settle_all(fellow, settlements[4:])
         == [Settled()] * 6
     )
     rows = records(fellow, claims)
-    assert [shared(row) for row in rows[:5]] == [shared(rows[0])] * 5
+    assert [common_values(row) for row in rows[:5]] == [common_values(rows[0])] * 5
     assert (rows[5].status, rows[5].headers, rows[5].body) == (200, b"", b"")
-    verdicts = claimed(fellow, claims)
+    verdicts = claim_all(fellow, claims)
     assert [type(verdict) for verdict in verdicts] == [Replay] * 6
     assert [verdict.answer for verdict in verdicts] == [OK] * 5 + [Answer(200, (), b"")]
 
@@ -151,16 +151,16 @@ def test_each_of_equal_settlements_gets_its_own_result(make_fellow: Callable[...
     """One has another holder's fence, one comes twice, one has no record: the others are settled."""
     fellow = make_fellow()
     claims = [attempt(f"k{number}", request=number) for number in range(4)]
-    settlements = [settlement(verdict.grant) for verdict in claimed(fellow, claims)]
+    settlements = [settlement(verdict.grant) for verdict in claim_all(fellow, claims)]
     stale = settlements[1]._replace(fence=settlements[1].fence - 1)
     gone = settlements[2]._replace(id=b"g" * 16)
-    assert settled(fellow, [settlements[0], stale, gone, settlements[3]]) == [
+    assert settle_all(fellow, [settlements[0], stale, gone, settlements[3]]) == [
         Settled(),
         Superseded(State.PROCESSING),
         Superseded(None),
         Settled(),
     ]
-    assert [type(reply) for reply in settled(fellow, [settlements[1], settlements[1], settlements[2]])][0::2] == [
+    assert [type(reply) for reply in settle_all(fellow, [settlements[1], settlements[1], settlements[2]])][0::2] == [
         Settled,
         Settled,
     ]

@@ -49,7 +49,7 @@ class Spy:
 Story = Callable[[AsyncpgUnitConnection], Awaitable[None]]
 
 
-def told(conninfo: str, story: Story) -> None:
+def play_story(conninfo: str, story: Story) -> None:
     """Play it on one connection."""
 
     async def play() -> None:
@@ -77,7 +77,7 @@ def test_values_round_trip_behind_a_begin(conninfo: str) -> None:
             assert not connection.is_in_transaction()
         assert await rows(connection) == [(8, "ä", None)] * 2
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_a_refusal_in_front_of_a_commit_commits_nothing(conninfo: str) -> None:
@@ -92,7 +92,7 @@ def test_a_refusal_in_front_of_a_commit_commits_nothing(conninfo: str) -> None:
         await connection.execute("ROLLBACK")
         assert await rows(connection) == [(1, "one", b"")]
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: str) -> None:
@@ -104,7 +104,7 @@ def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: 
         await connection.execute("ROLLBACK")
         assert await rows(connection) == [(1, None, None)]
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_nothing_is_sent_during_another_operation(conninfo: str) -> None:
@@ -122,7 +122,7 @@ def test_nothing_is_sent_during_another_operation(conninfo: str) -> None:
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
             await other
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(conninfo: str) -> None:
@@ -134,7 +134,7 @@ def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(
             await connection.ask(ECHO, ("seven", "", b"", None), Deadline(5.0), "BEGIN")
         assert connection.is_closed()
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 class Inattentive:
@@ -158,7 +158,7 @@ def test_a_statement_that_leaves_without_its_begin_ends_the_connection(conninfo:
             connection._protocol = own
         assert connection.is_closed()
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 async def idle(permit: Permit, db: Writes) -> Answer:
@@ -210,7 +210,7 @@ def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: 
             await connection.ask("SELECT pg_sleep($1::integer)", (60,), Deadline(0.5))
         assert connection.is_closed()
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_prepared_names_that_were_dropped_are_forgotten(conninfo: str) -> None:
@@ -223,7 +223,7 @@ def test_prepared_names_that_were_dropped_are_forgotten(conninfo: str) -> None:
         [row] = await connection.ask(ECHO, VALUES, Deadline(5.0))
         assert tuple(row) == VALUES
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None:
@@ -235,7 +235,7 @@ def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None
             [row] = await connection.ask(ECHO, VALUES, Deadline(5.0))
             assert tuple(row) == VALUES
 
-    told(conninfo, story)
+    play_story(conninfo, story)
 
 
 def test_a_claim_cancelled_in_flight_leaves_no_transaction_to_the_next(conninfo: str, outside: Outside) -> None:
@@ -245,17 +245,17 @@ def test_a_claim_cancelled_in_flight_leaves_no_transaction_to_the_next(conninfo:
         begin: Any = fellow.backend.unit_async
         lifo = begin.__self__.lifo
 
-        async def made(permit: Permit, db: Writes) -> Answer:
+        async def make(permit: Permit, db: Writes) -> Answer:
             return MADE
 
-        await fellow.running(command("first", policy=ATOMIC), made)
+        await fellow.running(command("first", policy=ATOMIC), make)
         for number in range(10):
             gone = asyncio.ensure_future(fellow.engine.claim(command(f"gone{number}", policy=ATOMIC)))
             await until(lambda: not lifo.idle)  # in the same moment it is sent
             gone.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await gone
-            assert not (await fellow.running(command(f"next{number}", policy=ATOMIC), made)).replayed
+            assert not (await fellow.running(command(f"next{number}", policy=ATOMIC), make)).replayed
 
     with closing(Fellow("asyncpg", conninfo, connections_max=1)) as fellow:
         fellow.tell(story(fellow))

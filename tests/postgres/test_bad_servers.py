@@ -159,7 +159,7 @@ def test_a_read_only_server_replays_and_runs_nothing(
             reader.run(command("before", request=1, policy=policy), never)
     assert outside.states == [State.SUCCEEDED]
     outside.connection.execute(f"ALTER ROLE {reading_role} RESET default_transaction_read_only")
-    reader.tell(_closed(reader))
+    reader.tell(_close_connections(reader))
     assert reader.run(command("k", policy=policy), _nothing).answer is not None
 
 
@@ -178,7 +178,7 @@ def test_a_batch_of_claims_on_a_read_only_server_is_answered_one_by_one(
     assert first.replayed
     assert third.replayed
     assert type(second) is type(fourth) is StoreReadOnly
-    reader.tell(_closed(reader))
+    reader.tell(_close_connections(reader))
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_read_only_server_replays_commands_with_references_and_kept_requests(
         assert reader.run(what, never).replayed
         with pytest.raises(StoreReadOnly):
             reader.run(replace(what, key="new", business_ref=what.business_ref and "INV-2"), never)
-    reader.tell(_closed(reader))
+    reader.tell(_close_connections(reader))
     assert outside.states == [State.SUCCEEDED] * len(kinds)
 
 
@@ -223,14 +223,14 @@ def test_a_hot_standby_replays(make_fellow: MakeFellow, folder: Path) -> None:
                 assert reader.run(command(policy.terms.effects.name, policy=policy), never).replayed
                 with pytest.raises(StoreReadOnly):
                     reader.run(command("new", policy=policy), never)
-            reader.tell(_closed(reader))
+            reader.tell(_close_connections(reader))
         finally:
             stop(two)
     finally:
         stop(one)
 
 
-async def _closed(fellow: Fellow) -> None:
+async def _close_connections(fellow: Fellow) -> None:
     """Its connections are made anew."""
     done = fellow.engine.close()
     if done is not None:
@@ -279,6 +279,6 @@ def test_a_user_without_rights_is_reported(make_fellow: MakeFellow, conninfo: st
         guest.run(command("k"), never)
     outside.connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema()} TO {role}")
     assert guest.run(command("k"), _nothing).answer is not None
-    guest.tell(_closed(guest))
+    guest.tell(_close_connections(guest))
     outside.connection.execute(f"DROP OWNED BY {role}")
     outside.connection.execute(f"DROP ROLE {role}")

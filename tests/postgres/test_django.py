@@ -105,7 +105,7 @@ def test_a_swallowed_refusal_of_the_settlement_is_not_committed(
 ) -> None:
     """Django would send COMMIT to a transaction that has failed, and call it a success."""
 
-    def tampered() -> None:
+    def tamper() -> None:
         with engine.atomic(connection, WHAT) as once, connection.cursor() as cursor:
             cursor.execute("INSERT INTO effect VALUES (1)")
             cursor.execute("DELETE FROM semel_record")
@@ -113,6 +113,6 @@ def test_a_swallowed_refusal_of_the_settlement_is_not_committed(
 
     with transaction.atomic(using=ALIAS):
         with pytest.raises(SupersededError):
-            tampered()
+            tamper()
         assert connection.needs_rollback
     assert (outside.rows(), outside.states) == ([], [])

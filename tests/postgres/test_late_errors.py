@@ -10,7 +10,7 @@ import pytest
 
 from semel.errors import HandlerRefused
 from tests.engine.shells import MADE
-from tests.postgres.conftest import WHAT, Fellow, Outside, made
+from tests.postgres.conftest import WHAT, Fellow, Outside, insert_and_answer
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_an_error_of_a_deferred_trigger_is_the_handlers(fellow: Fellow, outside:
         "FOR EACH ROW EXECUTE FUNCTION late()"
     )
     with pytest.raises(HandlerRefused) as refused:
-        fellow.run(WHAT, made)
+        fellow.run(WHAT, insert_and_answer)
     assert told in str(refused.value)
     assert (outside.rows(), outside.states) == ([], [])
     outside.connection.execute("DROP TRIGGER late ON effect")
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     assert outside.rows() == [1]

@@ -14,7 +14,7 @@ from semel import Answer, Permit
 from semel.core.model import State
 from semel.errors import SemelError, StoreError, StoreTimeout
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Handler, Kind, Outside, Writes, made
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Handler, Kind, Outside, Writes, insert_and_answer
 from tests.servers.relay import Loss, Relay
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def fellow(request: pytest.FixtureRequest, make_fellow: MakeFellow, relay: Relay
         for _ in range(2):
             until_done(lambda: made.run(command("before", policy=ATOMIC), other))
     else:
-        until_done(lambda: made.tell(_opened(made)))
+        until_done(lambda: made.tell(_open_engine(made)))
     return made
 
 
@@ -48,7 +48,7 @@ def until_done(act: Callable[[], T]) -> T | None:
     return None
 
 
-async def _opened(fellow: Fellow) -> None:
+async def _open_engine(fellow: Fellow) -> None:
     opening = fellow.engine.open()
     if opening is not None:
         await opening
@@ -56,7 +56,7 @@ async def _opened(fellow: Fellow) -> None:
 
 def ends_well(fellow: Fellow, outside: Outside, relay: Relay) -> None:
     """A retry gets the one answer, whether it runs or replays; nothing is left behind."""
-    result = until_done(lambda: fellow.run(WHAT, made, wait_seconds=10))
+    result = until_done(lambda: fellow.run(WHAT, insert_and_answer, wait_seconds=10))
     assert result is not None
     assert result.answer == MADE
     assert outside.rows() == [1]
@@ -66,7 +66,7 @@ def ends_well(fellow: Fellow, outside: Outside, relay: Relay) -> None:
     assert count == idle
 
 
-def attempted(fellow: Fellow, handler: Handler) -> Answer | SemelError:
+def run_or_error(fellow: Fellow, handler: Handler) -> Answer | SemelError:
     try:
         return fellow.run(WHAT, handler).answer
     except SemelError as error:
@@ -76,7 +76,7 @@ def attempted(fellow: Fellow, handler: Handler) -> Answer | SemelError:
 @pytest.mark.parametrize("loss", ["reply", "both"])
 def test_a_commit_whose_answer_is_lost_is_read_back(fellow: Fellow, outside: Outside, relay: Relay, loss: Loss) -> None:
     relay.lose(loss, COMMIT)
-    result = fellow.run(WHAT, made)
+    result = fellow.run(WHAT, insert_and_answer)
     assert (result.answer, result.replayed) == (MADE, False)
     assert outside.rows() == [1]
     ends_well(fellow, outside, relay)
@@ -85,7 +85,7 @@ def test_a_commit_whose_answer_is_lost_is_read_back(fellow: Fellow, outside: Out
 def test_a_commit_that_never_arrives_is_not_known_yet(fellow: Fellow, outside: Outside, relay: Relay) -> None:
     relay.lose("request", COMMIT)
     with pytest.raises(StoreTimeout, match="not known yet"):
-        fellow.run(WHAT, made)
+        fellow.run(WHAT, insert_and_answer)
     ends_well(fellow, outside, relay)
 
 
@@ -98,11 +98,11 @@ def test_a_connection_lost_before_the_commit_leaves_all_or_nothing(
 
     async def handler(permit: Permit, db: Writes) -> Answer:
         ran.append(1)
-        return await made(permit, db)
+        return await insert_and_answer(permit, db)
 
     relay.lose(loss, word)
     begun = time.monotonic()
-    told = attempted(fellow, handler)
+    told = run_or_error(fellow, handler)
     assert isinstance(told, StoreError) or (told, outside.rows()) == (MADE, [1])
     assert time.monotonic() - begun < 10 * PATIENCE_SECONDS
     assert len(ran) <= 1
@@ -115,14 +115,14 @@ def test_semels_statement_after_the_handler_times_out(fellow: Fellow, outside: O
 
     async def handler(permit: Permit, db: Writes) -> Answer:
         relay.lose("both", "semel_operation")
-        return await made(permit, db)
+        return await insert_and_answer(permit, db)
 
     began = time.monotonic()
     with pytest.raises(StoreError):
         fellow.run(what, handler)
     assert time.monotonic() - began < 10 * PATIENCE_SECONDS
     relay.cut()
-    assert fellow.run(what, made, wait_seconds=10).answer == MADE
+    assert fellow.run(what, insert_and_answer, wait_seconds=10).answer == MADE
     assert outside.rows() == [1]
 
 

@@ -25,7 +25,7 @@ def make_anew(conninfo: str) -> None:
         engine.migrate()
 
 
-async def made(permit: Permit, db: Writes) -> Answer:
+async def make(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
@@ -33,7 +33,7 @@ async def made(permit: Permit, db: Writes) -> Answer:
 def test_an_engine_refuses_a_store_that_replaced_its_own(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
     policy = Policy.of(effects=effects)
     fellow = make_fellow()
-    fellow.run(command("first", policy=policy), made)
+    fellow.run(command("first", policy=policy), make)
     make_anew(conninfo)
     for key in ("first", "next", "first"):
         with pytest.raises(IdentityMismatch, match="emptied or replaced"):
@@ -41,7 +41,7 @@ def test_an_engine_refuses_a_store_that_replaced_its_own(effects: str, conninfo:
     with closing(psycopg.connect(conninfo, options=f"-c search_path={schema()}")) as outside:
         assert outside.execute("SELECT count(*) FROM semel_record").fetchall() == [(0,)]
     newcomer = make_fellow()
-    assert not newcomer.run(command("next", policy=policy), made).replayed
+    assert not newcomer.run(command("next", policy=policy), make).replayed
     with pytest.raises(IdentityMismatch):  # not even a replay: who knows what else the other store lacks
         fellow.run(command("next", policy=policy), never)
 
@@ -50,9 +50,9 @@ def test_an_engine_refuses_a_store_that_replaced_its_own(effects: str, conninfo:
 def test_an_answer_of_another_store_is_not_replayed(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
     """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""
     fellow, what = make_fellow(), command("first", policy=Policy.of(effects=effects))
-    fellow.run(what, made)
+    fellow.run(what, make)
     make_anew(conninfo)
-    assert not make_fellow().run(what, made).replayed
+    assert not make_fellow().run(what, make).replayed
     with pytest.raises(IdentityMismatch):
         fellow.run(what, never)
 
@@ -61,7 +61,7 @@ def test_an_answer_of_another_store_is_not_replayed(effects: str, conninfo: str,
 def test_joined_and_counted_claims_refuse_it_too(conninfo: str, make_fellow: MakeFellow) -> None:
     fellow = make_fellow()
     fellow.engine.core.quota = Quota(new_keys=10, per_seconds=60)
-    fellow.run(command("first"), made)
+    fellow.run(command("first"), make)
     make_anew(conninfo)
     with pytest.raises(IdentityMismatch):
         fellow.run(command("next"), never)

@@ -38,7 +38,7 @@ async def writer(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
-def counted(key: str, caller: str, new_keys: int) -> Claim:
+def claim_quota(key: str, caller: str, new_keys: int) -> Claim:
     return attempt(key)._replace(quota=Allowance(bits("quota", caller), new_keys, 1_000_000_000, 900, 900))
 
 
@@ -50,7 +50,7 @@ def test_processes_that_race_store_no_more_than_the_quota(conninfo: str, outside
         with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
             for batch in range(12):
                 claims = [
-                    counted(f"{caller}-{number}-{batch}-{key}", caller, 100) for caller in "abc" for key in range(5)
+                    claim_quota(f"{caller}-{number}-{batch}-{key}", caller, 100) for caller in "abc" for key in range(5)
                 ]
                 pick.shuffle(claims)
                 verdicts = engine.perform("claim", lambda claims=claims: engine.store.claim(claims))  # type: ignore[misc]
@@ -146,7 +146,7 @@ def test_a_caller_whose_counts_are_old_is_forgotten_and_one_with_unknown_outcome
     conninfo: str, outside: Outside
 ) -> None:
     with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
-        claims = [counted("x", "gone", 5), counted("y", "doubtful", 5)]
+        claims = [claim_quota("x", "gone", 5), claim_quota("y", "doubtful", 5)]
         engine.perform("claim", lambda: engine.store.claim(claims))
         outside.fetch(
             "UPDATE semel_record SET state = 3 WHERE id = (SELECT ids[1] FROM semel_quota LIMIT 1) RETURNING 1"

@@ -18,7 +18,7 @@ from semel import Answer, Permit, Policy
 from semel.core.model import State
 from semel.errors import SemelError, StoreUnavailable
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes, made
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Kind, Outside, Writes, insert_and_answer
 from tests.servers.postgres import schema
 
 MakeFellow = Callable[..., Fellow]
@@ -216,7 +216,7 @@ def test_a_statement_left_running_ends_with_its_command(
     while outside.open_transactions:  # a server takes its time to see that its client has hung up
         assert time.monotonic() < until
     assert (outside.rows(), outside.states) == ([], [])
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     for each in kept:
         if isinstance(each, threading.Thread):
             each.join()

@@ -78,11 +78,11 @@ class Loaded:
 
     def looked_at(self, verb: str, make: MakeFlow[Any]) -> int:
         """How many rows of both tables the server has looked at for this."""
-        before = self._told()
+        before = self._count_after_reports()
         self._fellow.performs(verb, make)
-        return self._told() - before
+        return self._count_after_reports() - before
 
-    def _told(self) -> int:
+    def _count_after_reports(self) -> int:
         self._fellow.performs("reports", lambda: ask(Query(REPORTS, {})))
         return int(self._outside.fetch(LOOKED_AT)[0][0])
 

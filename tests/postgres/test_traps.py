@@ -75,7 +75,7 @@ def test_a_table_that_was_empty_when_it_was_analyzed_is_not_scanned_for_ever(
         assert [type(verdict) for verdict in replays] == [Replay] * 2
     fellow.performs("read", lambda: fellow.engine.store.read((claims[0].id,)))
     for each in (fellow, filler):
-        each.tell(_ended(each))  # and so they report what they did
+        each.tell(_end_connections(each))  # and so they report what they did
     ends = time.monotonic() + 20
     while outside.fetch(f"SELECT FROM pg_stat_activity WHERE usename = '{role}'"):
         assert time.monotonic() < ends
@@ -84,7 +84,7 @@ def test_a_table_that_was_empty_when_it_was_analyzed_is_not_scanned_for_ever(
     outside.connection.execute(f"DROP ROLE {role}")
 
 
-async def _ended(fellow: Fellow) -> None:
+async def _end_connections(fellow: Fellow) -> None:
     """Its connections end, and so report what they did."""
     done = fellow.engine.close()
     if done is not None:

@@ -10,7 +10,7 @@ import pytest
 from semel import Answer, Permit
 from semel.errors import SchemaError
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, insert_and_answer, never
 
 MakeFellow = Callable[..., Fellow]
 CONNECTIONS = 2
@@ -35,7 +35,7 @@ def test_tables_that_are_missing_for_a_while(fellow: Fellow, outside: Outside) -
         with pytest.raises(SchemaError):
             fellow.run(command(str(number), policy=ATOMIC), never)
     outside.connection.execute("ALTER TABLE away RENAME TO semel_record")
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     count, idle = fellow.units
     assert count == idle
 

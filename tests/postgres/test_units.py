@@ -22,7 +22,7 @@ from semel.errors import (
 )
 from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, insert_and_answer, never
 from tests.postgres.unit_stories import DATABASE_ERRORS, MakeFellow
 from tests.servers.postgres import schema
 from verification.subjects.postgres import empty_schema
@@ -86,7 +86,7 @@ def test_a_statement_error_that_the_handler_swallows_commits_nothing(fellow: Fel
     with pytest.raises(StoreUnavailable, match="nothing of it remains"):
         fellow.run(WHAT, handler)
     assert (outside.rows(), outside.states, fellow.units, outside.open_transactions) == ([], [], (1, 1), 0)
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
 
 def test_a_statement_error_is_the_handlers_own_failure(fellow: Fellow, outside: Outside) -> None:
@@ -98,7 +98,7 @@ def test_a_statement_error_is_the_handlers_own_failure(fellow: Fellow, outside: 
     with pytest.raises((psycopg.errors.UniqueViolation, asyncpg.UniqueViolationError)):
         fellow.run(WHAT, handler)
     assert (outside.rows(), outside.states, fellow.units) == ([], [], (1, 1))
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
 
 def test_a_constraint_that_fails_at_the_commit_is_named_and_nothing_remains(fellow: Fellow, outside: Outside) -> None:
@@ -119,7 +119,7 @@ def test_a_constraint_that_fails_at_the_commit_is_named_and_nothing_remains(fell
             refused.value.__cause__, (psycopg.errors.ForeignKeyViolation, asyncpg.ForeignKeyViolationError)
         )
         assert (outside.rows("child"), outside.states, fellow.units, outside.open_transactions) == ([], [], (1, 1), 0)
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
 
 # --- the server's own troubles ---
@@ -153,7 +153,7 @@ def test_a_backend_that_is_killed_leaves_nothing(fellow: Fellow, outside: Outsid
         with pytest.raises((*DATABASE_ERRORS, StoreError, ConnectionError)):
             fellow.run(WHAT, handler)
         assert (outside.rows(), outside.states) == ([], [State.SUCCEEDED])
-    assert fellow.run(WHAT, made).answer == MADE
+    assert fellow.run(WHAT, insert_and_answer).answer == MADE
     assert (outside.rows(), outside.open_transactions) == ([1], 0)
     count, idle = fellow.units
     assert count == idle <= 1
@@ -208,7 +208,7 @@ def test_a_deadlock_is_run_again(make_fellow: MakeFellow, outside: Outside) -> N
     runs: list[int] = []
     results: list[Any] = []
 
-    def told(me: int) -> None:
+    def run_one(me: int) -> None:
         first, second = (101, 102) if me == 1 else (102, 101)
 
         async def handler(permit: Permit, db: Writes) -> Answer:
@@ -224,7 +224,7 @@ def test_a_deadlock_is_run_again(make_fellow: MakeFellow, outside: Outside) -> N
 
         results.append(fellows[me - 1].run(command(f"deadlock-{me}", policy=ATOMIC), handler))
 
-    threads = [threading.Thread(target=told, args=(me,)) for me in (1, 2)]
+    threads = [threading.Thread(target=run_one, args=(me,)) for me in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -253,7 +253,7 @@ def test_a_conflict_that_comes_every_time_is_reported_after_four_runs(fellow: Fe
 
 def test_a_forked_child_uses_none_of_its_parents_connections(conninfo: str, outside: Outside) -> None:
     fellow = Fellow("psycopg", conninfo)
-    fellow.run(WHAT, made)
+    fellow.run(WHAT, insert_and_answer)
 
     async def second(permit: Permit, db: Writes) -> Answer:
         await db.insert(2)

@@ -13,7 +13,7 @@ import pytest
 from semel import Answer, Command, Permit, Policy
 from semel.errors import NotReplicated
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, Fellow, Handler, Outside, Writes, made, never
+from tests.postgres.conftest import ATOMIC, Fellow, Handler, Outside, Writes, insert_and_answer, never
 
 WARNING = "canceling wait for synchronous replication due to user request"
 REFUSED = Answer(409, (), b"out of stock")
@@ -36,7 +36,7 @@ def cut_short(outside: Outside) -> Callable[[str], None]:
     return cut
 
 
-def replicated(outside: Outside) -> None:
+def stop_cutting_short(outside: Outside) -> None:
     outside.connection.execute("DROP TRIGGER cut_short ON semel_record")
 
 
@@ -44,7 +44,7 @@ async def plain(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
-async def refused(permit: Permit, db: Writes) -> Answer:
+async def refuse(permit: Permit, db: Writes) -> Answer:
     return REFUSED
 
 
@@ -57,7 +57,7 @@ def test_an_unreplicated_claim_is_released(fellow: Fellow, outside: Outside, cut
     fellow.run(command("before"), plain)
     cut_short("INSERT")
     not_believed(fellow, command("k"), never)
-    replicated(outside)
+    stop_cutting_short(outside)
     assert fellow.run(command("k"), plain, wait_seconds=10).answer == MADE
 
 
@@ -68,9 +68,9 @@ def test_an_unreplicated_answer_is_not_sent(
     """It is there for the retry, as long as this server is."""
     fellow.run(command("before", policy=policy), plain)
     cut_short("UPDATE")
-    not_believed(fellow, command("k", policy=policy), made if policy is ATOMIC else plain)
+    not_believed(fellow, command("k", policy=policy), insert_and_answer if policy is ATOMIC else plain)
     assert outside.rows() == ([1] if policy is ATOMIC else [])
-    replicated(outside)
+    stop_cutting_short(outside)
     replay = fellow.run(command("k", policy=policy), never)
     assert (replay.answer, replay.replayed) == (MADE, True)
     assert fellow.run(command("next", policy=policy), plain).answer == MADE  # on another connection: that one heard it
@@ -82,6 +82,6 @@ def test_an_unreplicated_refusal_is_not_sent(
 ) -> None:
     fellow.run(command("before", policy=ATOMIC), plain)
     cut_short("UPDATE")
-    not_believed(fellow, command("k", policy=ATOMIC), refused)
-    replicated(outside)
+    not_believed(fellow, command("k", policy=ATOMIC), refuse)
+    stop_cutting_short(outside)
     assert fellow.run(command("k", policy=ATOMIC), never).answer == REFUSED

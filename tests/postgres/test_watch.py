@@ -29,7 +29,7 @@ async def handler(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
-def seen(watch: Watch) -> tuple[bool, bool]:
+def look_at(watch: Watch) -> tuple[bool, bool]:
     """Whether it is free, and whether it is over."""
     return watch.is_free(asyncio.get_running_loop()), watch.is_over
 
@@ -48,20 +48,20 @@ def test_it_tells_each_time_that_something_can_be_read() -> None:
             watch = Watch(asyncio.get_running_loop(), here.fileno())
             for _ in range(5):
                 there.send(b"x")
-                assert seen(watch) == (True, False)
+                assert look_at(watch) == (True, False)
                 assert await watch.until_readable(None) == Ready.R
                 here.recv(100)
                 await asyncio.sleep(0)
-            assert seen(watch) == (True, False)
+            assert look_at(watch) == (True, False)
             assert not await watch.until_readable(asyncio.get_running_loop().time())  # in time, or nothing
             waiting = asyncio.ensure_future(watch.until_readable(None))
             await asyncio.sleep(0)
-            assert seen(watch) == (False, False)
+            assert look_at(watch) == (False, False)
             waiting.cancel()
             await asyncio.wait([waiting])
-            assert seen(watch) == (True, False)
+            assert look_at(watch) == (True, False)
             watch.end()
-            assert seen(watch) == (True, True)
+            assert look_at(watch) == (True, True)
 
     asyncio.run(story())
 
@@ -204,25 +204,25 @@ def test_a_connection_may_be_lent_to_another_loop(conninfo: str) -> None:
 
 
 @pytest.fixture
-def made(make_fellow: MakeFellow) -> Fellow:
+def warm_fellow(make_fellow: MakeFellow) -> Fellow:
     fellow = make_fellow()
     fellow.run(command("warm"), handler)
     fellow.run(command("warm-atomic", policy=ATOMIC), handler)
     return fellow
 
 
-def test_trips_begin_no_watch_of_their_own(made: Fellow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trips_begin_no_watch_of_their_own(warm_fellow: Fellow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a unit, whose connection is another object for each command."""
-    if made.kind != "psycopg-async":
+    if warm_fellow.kind != "psycopg-async":
         return  # the others wait by themselves
-    assert made.runner is not None
-    loop = made.runner.get_loop()
+    assert warm_fellow.runner is not None
+    loop = warm_fellow.runner.get_loop()
     begun: list[int] = []
     monkeypatch.setattr(loop, "add_reader", lambda fd, *_: begun.append(fd))
     for number in range(5):
-        made.run(command(f"key-{number}"), handler)
-        made.run(command(f"unit-{number}", policy=ATOMIC), handler)
-        assert made.run(command(f"unit-{number}", policy=ATOMIC), handler).replayed
+        warm_fellow.run(command(f"key-{number}"), handler)
+        warm_fellow.run(command(f"unit-{number}", policy=ATOMIC), handler)
+        assert warm_fellow.run(command(f"unit-{number}", policy=ATOMIC), handler).replayed
     assert begun == []
 
 

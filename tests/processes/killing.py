@@ -104,7 +104,7 @@ class Place:
         self.found |= {
             "intact": intact,
             "state": self.folder.states([self.key]).get(self.key),
-            "acked": sorted(self.folder.acked()[self.key]),
+            "acked": sorted(self.folder.read_acks()[self.key]),
             "effects": self._effects(),
         }
 

@@ -152,7 +152,7 @@ class Traced:
                 task, status = os.waitpid(-1, _WALL)
                 if os.WIFSTOPPED(status):
                     try:
-                        self._stopped(task, status, decide)
+                        self._handle_stop(task, status, decide)
                     except ProcessLookupError:
                         continue
                 elif task == pid:
@@ -163,7 +163,7 @@ class Traced:
             self.said = self._worker.rest()
             self._worker.close()
 
-    def _stopped(self, task: int, status: int, decide: Decide) -> None:
+    def _handle_stop(self, task: int, status: int, decide: Decide) -> None:
         number = os.WSTOPSIG(status)
         passed_on = 0
         if status >> 16 == _EVENT_SECCOMP:

@@ -62,7 +62,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @contextmanager
-def heard(port: int, *, in_scripts: bool = False) -> Iterator[list[str]]:
+def monitor_commands(port: int, *, in_scripts: bool = False) -> Iterator[list[str]]:
     """The commands that clients send meanwhile, as MONITOR tells them; or those that scripts call."""
     said: list[str] = []
     with Redis(port=port) as plain, plain.monitor() as monitor:

@@ -38,7 +38,7 @@ def start_server(tmp_path: Path) -> Iterator[Starts]:
         stop(each)
 
 
-def refused(shell: Shell, key: str = "k") -> str:
+def refusal_of(shell: Shell, key: str = "k") -> str:
     """What a caller is told; nothing may run."""
 
     def never(permit: object) -> Any:
@@ -52,7 +52,7 @@ def refused(shell: Shell, key: str = "k") -> str:
 def test_an_unreachable_server_and_its_return(start_server: Starts, open_engine: Opens) -> None:
     port = free_port()
     shell = open_engine(port, ready=False)
-    assert "check that the server runs" in refused(shell)
+    assert "check that the server runs" in refusal_of(shell)
     start_server("appendonly yes", port=port)
     shell.open()
     assert shell.run(command(), lambda permit: MADE).answer == MADE
@@ -69,7 +69,7 @@ def test_a_server_that_was_killed_remembers_what_it_wrote(start_server: Starts, 
     with Redis(port=first.port) as plain:
         os.kill(int(plain.info("server")["process_id"]), signal.SIGKILL)
     stop(first)
-    assert "cannot be reached" in refused(shell, "other")
+    assert "cannot be reached" in refusal_of(shell, "other")
     start_server("appendonly yes", "appendfsync always", port=first.port)
     assert shell.run(command(), lambda permit: MADE).replayed
 
@@ -82,7 +82,7 @@ def test_a_full_server_refuses_claims_and_takes_settlements(start_server: Starts
     permit = shell.permit(command("running"))
     with Redis(port=own.port) as plain:
         plain.config_set("maxmemory", 1)
-        assert "raise maxmemory" in refused(shell)
+        assert "raise maxmemory" in refusal_of(shell)
         assert shell.run(command("done"), lambda permit: MADE).replayed
         shell.settle(permit, Succeeded(MADE))
         assert shell.run(command("running"), lambda permit: MADE).answer == MADE
@@ -97,7 +97,7 @@ def test_a_replica_is_named_as_one(start_server: Starts, open_engine: Opens) -> 
     with Redis(port=own.port) as plain:
         plain.config_set("repl-diskless-sync-delay", 0)
         plain.replicaof("127.0.0.1", free_port())
-        assert "point the URL at the primary" in refused(shell)
+        assert "point the URL at the primary" in refusal_of(shell)
         plain.replicaof("NO", "ONE")
     assert shell.run(command(), lambda permit: MADE).answer == MADE
 
@@ -144,7 +144,7 @@ def test_a_wrong_password_is_reported_and_never_shown(start_server: Starts, mode
     told: list[str] = []
     for user in ("", ":s3cret-of-nobody@", "joe:s3cret-of-nobody@"):
         shell = shell_of(user)
-        told.append(refused(shell))
+        told.append(refusal_of(shell))
         shell.close()
     assert "put it into the URL" in told[0]
     assert "check the URL" in told[1]
@@ -164,7 +164,7 @@ def test_a_missing_right_is_named(start_server: Starts, mode: str) -> None:
     chosen: Any = mode
     shell = Shell(chosen, connect_backend(f"redis://joe:pw@127.0.0.1:{own.port}"))
     shell.engine.core.checked = True  # of a store that has been made
-    assert "allow it EVALSHA" in refused(shell)
+    assert "allow it EVALSHA" in refusal_of(shell)
     shell.close()
 
 
@@ -206,7 +206,7 @@ def test_a_claim_that_was_killed_before_it_wrote_did_nothing(open_engine: Opens)
     old = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"
     assert "Redis 7.0" in remedy_of("ERR", old)
     shell = open_engine(servers.valkey(), ready=False, options={"db": 9999})
-    assert "names a database" in refused(shell)
+    assert "names a database" in refusal_of(shell)
 
 
 def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(open_engine: Opens) -> None:
@@ -219,7 +219,7 @@ def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(open_engin
         except StoreUnavailable as error:
             told.add(str(error))
     assert told == {"the server is part of a cluster; use redis+cluster:// in the URL"}
-    assert "use redis:// in the URL" in refused(open_engine(servers.valkey(), ready=False, cluster=True))
+    assert "use redis:// in the URL" in refusal_of(open_engine(servers.valkey(), ready=False, cluster=True))
 
 
 def test_a_servers_state_is_reported_to_later_callers(open_engine: Opens) -> None:

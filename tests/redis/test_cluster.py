@@ -187,13 +187,13 @@ def a_primary_that_dies_is_replaced(story: Story) -> None:
             assert time.monotonic() - begun < PATIENCE_SECONDS * 4
         assert refused < MANY  # the other nodes serve
 
-    def healed() -> bool:
+    def is_healed() -> bool:
         try:
             return story.run_all("before") == {True}
         except StoreUnavailable:
             return False
 
-    servers.eventually(healed)
+    servers.eventually(is_healed)
     assert story.run_all("afterwards") == {False}
 
 
@@ -203,7 +203,7 @@ A, B = Node("a", 1), Node("b", 2)
 MAP = [[0, 16383, [b"a", 1, b"id"]]]
 
 
-def told(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
+def exchanges_of(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
     """What is sent for one call, given the replies one by one."""
     performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     sent = next(performing)
@@ -217,11 +217,11 @@ def told(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
 def test_redirects_of_a_call_are_bounded() -> None:
     moved = [[RedisRefused("MOVED", f"12345 {'b:2' if n % 2 == 0 else 'a:1'}")] for n in range(ROUNDS_MAX)]
     with pytest.raises(StoreUnavailable, match="from node to node"):
-        told(Cluster((A,)), [[MAP], *moved])
+        exchanges_of(Cluster((A,)), [[MAP], *moved])
 
 
 def test_asking_goes_before_the_call_once() -> None:
-    sent = told(Cluster((A,)), [[MAP], [RedisRefused("ASK", "12345 b:2")]])
+    sent = exchanges_of(Cluster((A,)), [[MAP], [RedisRefused("ASK", "12345 b:2")]])
     assert [(each.node, [words[0] for words in each.commands]) for each in sent[1:]] == [
         (A, ["GET"]),
         (B, ["ASKING", "GET"]),
@@ -229,15 +229,15 @@ def test_asking_goes_before_the_call_once() -> None:
 
 
 def test_the_map_comes_from_the_next_node_if_one_is_unreachable() -> None:
-    sent = told(Cluster((B, A)), [StoreUnavailable("away"), [MAP]])
+    sent = exchanges_of(Cluster((B, A)), [StoreUnavailable("away"), [MAP]])
     assert [each.node for each in sent] == [B, A, A]
     with pytest.raises(StoreUnavailable, match="away"):
-        told(Cluster((B,)), [StoreUnavailable("away")])
+        exchanges_of(Cluster((B,)), [StoreUnavailable("away")])
     with pytest.raises(StoreUnavailable, match="serves a part"):
-        told(Cluster((A,)), [[[[0, 1, [b"a", 1]]]]])
+        exchanges_of(Cluster((A,)), [[[[0, 1, [b"a", 1]]]]])
 
 
 def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
     routes = Cluster((A,))
-    told(routes, [[[[0, 16383, [b"", 7]]]]])
+    exchanges_of(routes, [[[[0, 16383, [b"", 7]]]]])
     assert routes.node_of(b"k") == Node("a", 7)

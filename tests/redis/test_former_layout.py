@@ -29,10 +29,10 @@ SETTLED: Final = ("paid", "twice", "declined")
 def test_the_names_that_a_fleet_shares_have_not_changed(own: int) -> None:
     with Redis(port=own) as client:
         client.flushall()
-    assert written(own) == json.loads(FORMER.read_text("utf-8"))
+    assert write_records(own) == json.loads(FORMER.read_text("utf-8"))
 
 
-def written(port: int) -> dict[str, Any]:
+def write_records(port: int) -> dict[str, Any]:
     """What claims and settlements leave on an empty server: every key, its value, and how many seconds it has left."""
     clock = SettableClock()
     made = redis_backend((("127.0.0.1", port),), prefix=PREFIX, clock=clock)
@@ -47,14 +47,14 @@ def written(port: int) -> dict[str, Any]:
         state = State.FAILED_REPLAYABLE if key == "declined" else State.SUCCEEDED
         run(made, "settle", (settlement(grants[key], state),))
     made.driver.close()
-    return dumped(port)
+    return dump(port)
 
 
 def run(made: Backend, verb: str, *arguments: Any) -> Any:
     return made.driver.run(lambda: getattr(made.store, verb)(*arguments))
 
 
-def dumped(port: int) -> dict[str, Any]:
+def dump(port: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with Redis(port=port) as client:
         for key in client.keys("*"):
@@ -75,4 +75,4 @@ def dumped(port: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(written(int(sys.argv[1])), indent=1, sort_keys=True))
+    print(json.dumps(write_records(int(sys.argv[1])), indent=1, sort_keys=True))

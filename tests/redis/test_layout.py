@@ -22,7 +22,7 @@ from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, settlement
 NOW = 1_700_000_000_000_000
 
 
-def settled(claim: Claim | None = None) -> Record:
+def make_settled(claim: Claim | None = None) -> Record:
     claim = claim or attempt()
     grant = first_grant(claim, NOW)
     _, row = settle_row(grant_row(None, claim, grant), settlement(grant), NOW + 1)
@@ -31,11 +31,11 @@ def settled(claim: Claim | None = None) -> Record:
 
 
 MATE = attempt(key="mate", nonce=9)
-MATES = encode(settled(MATE))  # its record's string
+MATES = encode(make_settled(MATE))  # its record's string
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    row = settled()
+    row = make_settled()
     assert decode(encode(row)) == row
     assert decode(encode(row), small=True) == row._replace(headers=None, body=None)
     for other in (
@@ -50,7 +50,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
     """Every length of it, and every head: refused as unreadable, never an error of ours."""
-    data = encode(settled())
+    data = encode(make_settled())
     for length in range(len(data)):
         with pytest.raises(Damaged):
             decode(data[:length])
@@ -60,7 +60,7 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
         assert found.format == 0
 
 
-def met(data: bytes, claim: Claim, now: int) -> Verdict | None:
+def meet(data: bytes, claim: Claim, now: int) -> Verdict | None:
     """What a claim makes of a string that the server answers, alone and beside another; None where it goes on."""
     alone = batch_met([data], [claim], now)
     verdict = None if alone is None else alone[0]
@@ -94,7 +94,7 @@ def batch_met(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> Se
     return None
 
 
-def expected(data: bytes, claim: Claim, now: int) -> Verdict | None:
+def expect(data: bytes, claim: Claim, now: int) -> Verdict | None:
     """The same by the rules alone."""
     verdict = decide(decode_any(data, claim.id), claim, now, begun=False)
     return None if isinstance(verdict, Proceed) else verdict
@@ -110,8 +110,8 @@ ANSWERED: tuple[dict[str, Any], ...] = (
 )
 
 
-def answered(changes: dict[str, Any]) -> bytes:
-    row = settled()._replace(**changes)
+def encode_answered(changes: dict[str, Any]) -> bytes:
+    row = make_settled()._replace(**changes)
     digest = answer_digest(row.status, row.headers or b"", row.body or b"")
     return encode(row._replace(answer_digest=digest))
 
@@ -119,33 +119,33 @@ def answered(changes: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("changes", ANSWERED)
 def test_a_kept_answer_is_recognised_as_the_rules_recognise_it(changes: dict[str, Any]) -> None:
     """By the same request, another one, and one under another recipe; as long as it is kept, and afterwards."""
-    data = answered(changes)
-    until = settled().answer_until
+    data = encode_answered(changes)
+    until = make_settled().answer_until
     assert until is not None
     others = attempt(key="another"), attempt(request=7), attempt()._replace(recipe="2.other")
     for claim in (attempt(), attempt(nonce=2), *others):
         for now in (NOW + 2, until - 1, until, until + 1):
-            assert met(data, claim, now) == expected(data, claim, now)
-    assert isinstance(met(data, attempt(), NOW + 2), Replay)
+            assert meet(data, claim, now) == expect(data, claim, now)
+    assert isinstance(meet(data, attempt(), NOW + 2), Replay)
 
 
 @pytest.mark.parametrize("changes", ANSWERED[:3])
 def test_a_kept_answer_is_not_decoded(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semel.stores.redis.store.decode_any", None)
-    assert isinstance(met(answered(changes), attempt(), NOW + 2), Replay)
+    assert isinstance(meet(encode_answered(changes), attempt(), NOW + 2), Replay)
 
 
 @pytest.mark.parametrize("changes", ANSWERED[:3])
 def test_damage_is_noticed_in_a_kept_answer(changes: dict[str, Any]) -> None:
     """Every byte of it, and every length: what is no replay by the rules is none by its bytes."""
-    data, claim = answered(changes), attempt()
+    data, claim = encode_answered(changes), attempt()
     for place in range(len(data)):
         for byte in (b"\xff", b"\0", b" ", b"-", b"0", b"7", b"a", b":"):
             changed = data[:place] + byte + data[place + 1 :]
-            assert met(changed, claim, NOW + 2) == expected(changed, claim, NOW + 2), (place, byte)
-        assert met(data[:place], claim, NOW + 2) == expected(data[:place], claim, NOW + 2), place
+            assert meet(changed, claim, NOW + 2) == expect(changed, claim, NOW + 2), (place, byte)
+        assert meet(data[:place], claim, NOW + 2) == expect(data[:place], claim, NOW + 2), place
     for more in (b"x", b"-1:", b"3:x"):
-        assert met(data + more, claim, NOW + 2) == expected(data + more, claim, NOW + 2)
+        assert meet(data + more, claim, NOW + 2) == expect(data + more, claim, NOW + 2)
 
 
 @pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, Policy(effects="idempotent", attempts_max=1)])

@@ -18,7 +18,7 @@ from semel.testing.attempts import attempt, settlement
 from semel.testing.bench import Bench, Mode, Subject, bench
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, command
-from tests.redis.conftest import Opens, backend, heard
+from tests.redis.conftest import Opens, backend, monitor_commands
 from tests.servers.relay import REDIS, Relay, relay
 
 
@@ -43,7 +43,7 @@ def through(between: Relay, mode: Mode) -> Iterator[Bench]:
 
 def test_a_claim_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
     between.lose("reply", "EVALSHA")
-    with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
+    with monitor_commands(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.grant()
     assert said.count("EVALSHA") == 1
     mine = through.claim(attempt())  # it stands, and it is ours: the nonce says so, not what the script wrote
@@ -56,7 +56,7 @@ def test_a_claim_whose_answer_is_lost_is_sent_once(own: int, through: Bench, bet
 def test_a_settlement_whose_answer_is_lost_is_sent_once(own: int, through: Bench, between: Relay) -> None:
     grant = through.grant()
     between.lose("reply", "EVALSHA")
-    with heard(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
+    with monitor_commands(own) as said, pytest.raises(StoreTimeout, match="not known yet"):
         through.settle(grant)
     assert said.count("EVALSHA") == 1
     assert through.settle(grant) == AlreadyMine()

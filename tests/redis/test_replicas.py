@@ -16,7 +16,7 @@ from semel.core.model import Settled, State
 from semel.core.outcomes import Succeeded
 from semel.errors import StatementRefused, StoreTimeout
 from tests.engine.shells import MADE, command
-from tests.redis.conftest import Opens, heard
+from tests.redis.conftest import Opens, monitor_commands
 from tests.servers import needed
 from tests.servers import redis as servers
 from tests.servers.running import stop
@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, 
 
 
 @contextmanager
-def stopped(port: int) -> Iterator[None]:
+def stop_server(port: int) -> Iterator[None]:
     """The server at ``port`` is stopped in the middle of whatever it does."""
     with Redis(port=port) as plain:
         pid = int(plain.info("server")["process_id"])
@@ -55,7 +55,7 @@ def test_a_claim_without_a_replica_is_not_granted(pair: tuple[int, int], open_en
     primary, replica = pair
     shell = open_engine(primary, wait_replicas=1, wait_seconds=0.05)
     ran: list[Any] = []
-    with stopped(replica):
+    with stop_server(replica):
         for _ in range(3):  # the claim stands on the primary, and is not ours to use
             with pytest.raises(StoreTimeout, match="check the replicas"):
                 shell.run(command(), lambda permit: ran.append(1))  # type: ignore[arg-type,return-value]
@@ -69,7 +69,7 @@ def test_a_replay_is_on_the_replicas_too(pair: tuple[int, int], open_engine: Ope
     shared = {"prefix": servers.prefix(), "wait_replicas": 1, "wait_seconds": 0.05}
     shell, reader = open_engine(primary, **shared), open_engine(primary, **shared)
     permit = shell.permit(command())
-    with stopped(replica):
+    with stop_server(replica):
         with pytest.raises(StoreTimeout):
             shell.settle(permit, Succeeded(MADE))
         with pytest.raises(StoreTimeout):
@@ -84,7 +84,7 @@ def test_the_wait_command_travels_with_the_call(pair: tuple[int, int], open_engi
     primary, _ = pair
     shell = open_engine(primary, wait_replicas=1)
     shell.run(command("warm"), lambda permit: MADE)
-    with heard(primary) as said:
+    with monitor_commands(primary) as said:
         shell.run(command(), lambda permit: MADE)
     assert [word for word in said if word in ("EVALSHA", "SET", "WAIT")] == ["EVALSHA", "SET", "WAIT"] * 2
 

@@ -58,7 +58,7 @@ Exchanges = Callable[..., Coroutine[Any, Any, Replies]]
 Story = Callable[[Exchanges, RedisLoop], Coroutine[Any, Any, None]]
 
 
-def asked(server: Server, story: Story) -> None:
+def tell_story(server: Server, story: Story) -> None:
     """Tell a story of exchanges with this server: ``await exchange(2)`` sends two commands in one."""
 
     async def tell() -> None:
@@ -85,7 +85,7 @@ def test_replies_come_in_their_order_and_an_error_is_one_of_them() -> None:
         assert await exchange(3) == [b"hi", RedisRefused("OOM", "no room"), [1, None]]
         assert await exchange(2) == [LARGE, RedisRefused("ERR", "It is wrong")]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 1
 
 
@@ -97,7 +97,7 @@ def test_a_server_that_takes_no_writes_is_not_asked_again_on_this_connection(cod
         assert await exchange() == [RedisRefused(code, "no")]
         assert await exchange() == [7]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 2
 
 
@@ -112,7 +112,7 @@ def test_a_loading_servers_reply_is_not_read_by_the_next_exchange() -> None:
             assert isinstance(replies, StoreTimeout)
         assert await exchange() == [7]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 2
 
 
@@ -131,7 +131,7 @@ def test_a_first_refusal_does_not_refuse_the_rest_of_an_exchange(said: bytes, co
         assert alone.code == code
         assert await exchange() == [8]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 3
 
 
@@ -142,7 +142,7 @@ def test_an_unsolicited_message_is_not_a_reply() -> None:
         assert await exchange() == [1]
         assert await exchange() == [3]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 2
 
 
@@ -157,7 +157,7 @@ def test_an_answer_that_ends_in_the_middle_or_never_comes_is_lost(end: bytes | N
         assert "not known yet" in str(lost)
         assert await exchange() == [3]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 2
 
 
@@ -173,7 +173,7 @@ def test_a_malformed_reply_leaves_the_outcome_open(said: bytes) -> None:
         assert "not known yet" in str(lost)
         assert await exchange() == [3]
 
-    asked(server, story)
+    tell_story(server, story)
     assert server.connected == 2
 
 
@@ -187,4 +187,4 @@ def test_a_connection_that_has_failed_while_idle_is_not_used() -> None:
         pool.idle[0]._reader.set_exception(ConnectionResetError())
         assert await exchange() == [2]
 
-    asked(server, story)
+    tell_story(server, story)

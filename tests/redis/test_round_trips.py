@@ -14,7 +14,7 @@ from semel.policy import Command
 from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import attempt, settlement
 from tests.engine.shells import MADE, command
-from tests.redis.conftest import Opens, backend, heard
+from tests.redis.conftest import Opens, backend, monitor_commands
 from tests.servers.relay import REDIS, relay
 
 
@@ -24,9 +24,9 @@ def test_two_commands_fresh_and_one_replayed(own: int, open_engine: Opens, effec
     policy = Policy.of(effects=effects)
     for _ in range(2):  # the scripts are loaded, the connection is open
         shell.run(command("warm", policy=policy), lambda permit: MADE)
-    with heard(own) as fresh:
+    with monitor_commands(own) as fresh:
         assert not shell.run(command(policy=policy), lambda permit: MADE).replayed
-    with heard(own) as again:
+    with monitor_commands(own) as again:
         assert shell.run(command(policy=policy), lambda permit: MADE).replayed
     assert _own(fresh) == ["EVALSHA", "EVALSHA"]
     assert _own(again) == ["EVALSHA"]
@@ -40,15 +40,15 @@ def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
     claims = [attempt(key=f"{key}") for key in range(together)]
     heard_each: list[list[str]] = []
 
-    def counted(make: Any) -> list[Any]:
-        with heard(own, in_scripts=True) as called:
+    def run_monitored(make: Any) -> list[Any]:
+        with monitor_commands(own, in_scripts=True) as called:
             found: list[Any] = made.driver.run(make)
         heard_each.append(called)
         return found
 
-    grants = [verdict.grant for verdict in counted(lambda: made.store.claim(claims))]
-    assert counted(lambda: made.store.settle([settlement(grant) for grant in grants])) == [Settled()] * together
-    assert {type(verdict) for verdict in counted(lambda: made.store.claim(claims))} == {Replay}
+    grants = [verdict.grant for verdict in run_monitored(lambda: made.store.claim(claims))]
+    assert run_monitored(lambda: made.store.settle([settlement(grant) for grant in grants])) == [Settled()] * together
+    assert {type(verdict) for verdict in run_monitored(lambda: made.store.claim(claims))} == {Replay}
     made.driver.close()
     assert heard_each == [
         ["TIME", "MGET", *["EXISTS", "ZCOUNT", "SET", "SET", "ZADD", "ZADD", "ZADD"] * together],
@@ -72,7 +72,7 @@ def test_callers_who_come_together_share_their_round_trips(own: int) -> None:
 
     with relay(own, REDIS) as between:
 
-        async def counted() -> int:
+        async def count_trips() -> int:
             engine = AsyncEngine(backend(between.port))
             await engine.migrate()
             async with engine:
@@ -81,7 +81,7 @@ def test_callers_who_come_together_share_their_round_trips(own: int) -> None:
                 await asyncio.gather(*(_run(engine, key) for key in range(40)))
                 return len(between.trips) - before
 
-        assert asyncio.run(counted()) <= 6  # not eighty
+        assert asyncio.run(count_trips()) <= 6  # not eighty
 
 
 async def _run(engine: AsyncEngine, key: object) -> Any:

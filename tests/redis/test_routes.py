@@ -32,7 +32,7 @@ def claims(count: int) -> list[RedisCall]:
     return [RedisCall(LUA["claim"], (KEYS.record(bytes([tag]) * 16),), ()) for tag in range(count)]
 
 
-def performed(
+def perform_with(
     calls: list[RedisCall], *answers: Replies, terms: RouteTerms | None = None
 ) -> tuple[list[NodeExchange], Any]:
     """The exchanges, answered one after the other, and what came of it."""
@@ -64,7 +64,7 @@ def test_a_batch_that_ran_in_part_is_not_reported_as_unavailable(then: str) -> N
             "no script": [[RedisRefused("NOSCRIPT", "")], AWAY],
             "on and on": [[moved]] * ROUNDS_MAX,
         }
-        said, told = performed(calls, [[1, None, 1], moved][-len(calls) :], *stories[then])
+        said, told = perform_with(calls, [[1, None, 1], moved][-len(calls) :], *stories[then])
         assert {exchange.node for exchange in said} == {HERE, THERE}
         assert isinstance(told, StoreUnavailable)
         assert isinstance(told, StatementRefused) is (calls is both)
@@ -80,7 +80,7 @@ FULL = RedisRefused("OOM", "command not allowed when used memory > 'maxmemory'."
 def test_a_wait_counts_only_after_a_write_of_this_connection(own: tuple[object, object], stands: bool) -> None:
     """WAIT speaks of the connection's last write: where its own were refused, it may speak of none."""
     replies: Replies = [[1, b"record"], *own, 1]
-    said, told = performed(claims(1), replies, terms=RouteTerms(wait_replicas=1))
+    said, told = perform_with(claims(1), replies, terms=RouteTerms(wait_replicas=1))
     assert [command[0] for command in said[0].commands] == ["EVALSHA", "SET", "PEXPIRE", "WAIT"]
     assert isinstance(told, StoreTimeout) is not stands
 
@@ -97,7 +97,7 @@ def test_a_slot_on_its_way_is_asked_for_its_replicas_too() -> None:
     ask = RedisRefused("ASK", "1 there:2")
     first: Replies = [ask, ask, ask, 1]
     then: Replies = [b"OK", [1, None, 1], b"OK", b"OK", b"OK", 1, 1]
-    said, told = performed(claims(1), first, then, terms=RouteTerms(wait_replicas=1))
+    said, told = perform_with(claims(1), first, then, terms=RouteTerms(wait_replicas=1))
     assert [command[0] for command in said[1].commands] == [
         "ASKING",
         "EVALSHA",

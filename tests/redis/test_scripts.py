@@ -30,7 +30,7 @@ def own_backend(own: int) -> Iterator[Backend]:
     opened.driver.close()
 
 
-def claimed(made: Backend, *claims: Any) -> list[Any]:
+def claim_all(made: Backend, *claims: Any) -> list[Any]:
     found: list[Any] = made.driver.run(lambda: made.store.claim(claims))
     return found
 
@@ -40,7 +40,7 @@ def claimed(made: Backend, *claims: Any) -> list[Any]:
 def test_nothing_is_settled_on_a_damaged_head(own: int, own_backend: Backend, byte: bytes, place: int) -> None:
     """The script leaves to the rules what it does not know; they settle what is a record all the same."""
     store: Any = own_backend.store
-    [verdict] = claimed(own_backend, attempt())
+    [verdict] = claim_all(own_backend, attempt())
     key = store.keys.record(attempt().id)
     with Redis(port=own) as plain:
         plain.setrange(key, place, byte)
@@ -56,7 +56,7 @@ def test_nothing_is_settled_on_a_damaged_head(own: int, own_backend: Backend, by
     else:
         assert reply != Settled()
         assert left == damaged
-        assert isinstance(claimed(own_backend, attempt())[0], Unreadable)
+        assert isinstance(claim_all(own_backend, attempt())[0], Unreadable)
 
 
 @pytest.mark.parametrize("name", ["fence", "lease_until", "nonce"])
@@ -66,18 +66,18 @@ def test_a_head_that_is_written_in_another_way_is_unreadable(
 ) -> None:
     """As a number it would be equal, and no compare-and-set would ever find it so: a settlement would try for ever."""
     store: Any = own_backend.store
-    [verdict] = claimed(own_backend, attempt())
+    [verdict] = claim_all(own_backend, attempt())
     with Redis(port=own) as plain:
         plain.setrange(store.keys.record(attempt().id), PLACES[name][0] + (name != "lease_until"), byte)
     [reply] = own_backend.driver.run(lambda: own_backend.store.settle((settlement(verdict.grant),)))
     assert reply != Settled()
-    assert isinstance(claimed(own_backend, attempt())[0], Unreadable)
+    assert isinstance(claim_all(own_backend, attempt())[0], Unreadable)
 
 
 def test_twins_in_one_batch_are_granted_once(own_backend: Backend) -> None:
     """The second of two claims of one key meets the first one's record; an equal claim meets its own."""
     first, second = attempt(nonce=1), attempt(nonce=2)
-    mine, others, again = claimed(own_backend, first, second, first)
+    mine, others, again = claim_all(own_backend, first, second, first)
     assert isinstance(mine, Proceed)
     assert isinstance(others, InProgress)
     assert isinstance(again, Proceed)
@@ -94,7 +94,7 @@ def test_an_invalid_list_refuses_its_claims(own: int, own_backend: Backend, name
     with Redis(port=own) as plain:
         plain.set(store.keys.tag(attempt().id) + name.encode(), b"no list")
         with pytest.raises(StatementRefused, match="WRONGTYPE"):
-            claimed(own_backend, attempt())
+            claim_all(own_backend, attempt())
         assert (plain.get(store.keys.record(attempt().id)) is None) is (name == "all")
 
 
@@ -105,7 +105,7 @@ def test_a_large_batch_is_answered_in_its_order(cluster: bool) -> None:
     opened = backend(port, cluster=cluster)
     opened.driver.run(lambda: opened.store.migrate("store", b"none"))
     claims = [attempt(key=f"{key}") for key in range(3 * TAGS)]
-    granted = claimed(opened, *claims)
+    granted = claim_all(opened, *claims)
     assert [verdict.grant.nonce for verdict in granted] == [claim.nonce for claim in claims]
     settlements = [settlement(verdict.grant, answer=Answer(201, (), b"%d" % n)) for n, verdict in enumerate(granted)]
     settlements[5] = settlements[5]._replace(fence=1)
@@ -113,7 +113,7 @@ def test_a_large_batch_is_answered_in_its_order(cluster: bool) -> None:
     assert [type(reply) for reply in settled] == [
         Superseded if place == 5 else Settled for place in range(len(settlements))
     ]
-    again = claimed(opened, *[claim._replace(nonce=bytes(16)) for claim in claims])
+    again = claim_all(opened, *[claim._replace(nonce=bytes(16)) for claim in claims])
     assert [type(verdict) for verdict in again] == [InProgress if n == 5 else Replay for n in range(len(settlements))]
     bodies = [verdict.answer.body for verdict in again if isinstance(verdict, Replay)]
     assert bodies == [b"%d" % place for place in range(len(settlements)) if place != 5]

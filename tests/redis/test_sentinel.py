@@ -28,7 +28,7 @@ AWAY = StoreUnavailable("nobody listens there")
 NIL: Replies = [None]
 
 
-def asked(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
+def ask_with(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
     """Whom a call speaks to, answered one after the other, and what comes of it."""
     said: list[NodeExchange] = []
     performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
@@ -48,36 +48,36 @@ def asked(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
 
 def test_a_sentinel_is_asked_once_and_again_after_a_failure() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
-    assert asked(routes, NAMES_HERE, PRIMARY, [b"1"]) == ([FIRST, HERE, HERE], [b"1"])
-    assert asked(routes, [b"2"]) == ([HERE], [b"2"])
+    assert ask_with(routes, NAMES_HERE, PRIMARY, [b"1"]) == ([FIRST, HERE, HERE], [b"1"])
+    assert ask_with(routes, [b"2"]) == ([HERE], [b"2"])
     routes._asked = -1e9
-    assert asked(routes, StoreTimeout("lost")) == ([HERE], "lost")
-    assert asked(routes, NAMES_THERE, PRIMARY, [b"3"]) == ([FIRST, THERE, THERE], [b"3"])
+    assert ask_with(routes, StoreTimeout("lost")) == ([HERE], "lost")
+    assert ask_with(routes, NAMES_THERE, PRIMARY, [b"3"]) == ([FIRST, THERE, THERE], [b"3"])
 
 
 def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
     """What it refuses has not been done; the call is told so, and the next one finds the new primary."""
     routes = Sentinel("shop", (FIRST,))
-    asked(routes, NAMES_HERE, PRIMARY, [b"1"])
+    ask_with(routes, NAMES_HERE, PRIMARY, [b"1"])
     routes._asked = -1e9
-    told = asked(routes, [RedisRefused("READONLY", "You can't write against a read only replica.")])
+    told = ask_with(routes, [RedisRefused("READONLY", "You can't write against a read only replica.")])
     assert told[1] == [RedisRefused("READONLY", "You can't write against a read only replica.")]
-    assert asked(routes, NAMES_THERE, PRIMARY, [b"2"]) == ([FIRST, THERE, THERE], [b"2"])
+    assert ask_with(routes, NAMES_THERE, PRIMARY, [b"2"]) == ([FIRST, THERE, THERE], [b"2"])
 
 
 def test_a_silent_sentinel_is_skipped_and_asked_last() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
-    assert asked(routes, AWAY, NAMES_HERE, PRIMARY, [b"1"])[0] == [FIRST, SECOND, HERE, HERE]
+    assert ask_with(routes, AWAY, NAMES_HERE, PRIMARY, [b"1"])[0] == [FIRST, SECOND, HERE, HERE]
     routes.note_failure(HERE)
     routes._asked = -1e9
-    assert asked(routes, NAMES_HERE, PRIMARY, [b"2"])[0] == [SECOND, HERE, HERE]
+    assert ask_with(routes, NAMES_HERE, PRIMARY, [b"2"])[0] == [SECOND, HERE, HERE]
 
 
 def test_a_sentinel_that_names_the_old_primary_is_ignored() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
-    assert asked(routes, NAMES_HERE, REPLICA, NAMES_THERE, PRIMARY, [b"1"])[0] == [FIRST, HERE, SECOND, THERE, THERE]
+    assert ask_with(routes, NAMES_HERE, REPLICA, NAMES_THERE, PRIMARY, [b"1"])[0] == [FIRST, HERE, SECOND, THERE, THERE]
     routes = Sentinel("shop", (FIRST, SECOND))
-    nodes, told = asked(routes, NAMES_HERE, AWAY, NAMES_HERE)
+    nodes, told = ask_with(routes, NAMES_HERE, AWAY, NAMES_HERE)
     assert nodes == [FIRST, HERE, SECOND]  # a server that hangs is waited for once
     assert told == (
         "nobody listens there; the Sentinels still name it: no server has taken over yet, retry with the same key"
@@ -96,14 +96,14 @@ def test_a_sentinel_that_names_the_old_primary_is_ignored() -> None:
     ],
 )
 def test_a_sentinel_without_a_primary_is_reported(answers: list[Replies], said: str) -> None:
-    assert said in asked(Sentinel("shop", (FIRST,)), *answers)[1]
+    assert said in ask_with(Sentinel("shop", (FIRST,)), *answers)[1]
 
 
 def test_a_primary_that_belongs_to_a_cluster_is_reported_as_one() -> None:
     routes = Sentinel("shop", (FIRST,))
     assert (
         "is part of a cluster; use redis+cluster://"
-        in asked(routes, NAMES_HERE, PRIMARY, [RedisRefused("MOVED", "12345 there:2")])[1]
+        in ask_with(routes, NAMES_HERE, PRIMARY, [RedisRefused("MOVED", "12345 there:2")])[1]
     )
 
 
@@ -180,7 +180,7 @@ def test_another_primary_is_found_without_a_restart(tmp_path: Path, stack: ExitS
     with Redis(port=sentinels[0].port) as plain:
         plain.execute_command("SENTINEL", "FAILOVER", sentinel.SERVICE)
 
-    def gone_over(shell: Shell, number: int) -> bool:
+    def has_moved(shell: Shell, number: int) -> bool:
         try:
             return shell.run(command(f"before {number}"), lambda permit: MADE).replayed
         except StoreError:
@@ -188,7 +188,7 @@ def test_another_primary_is_found_without_a_restart(tmp_path: Path, stack: ExitS
 
     servers.eventually(lambda: all(sentinel.primary(each.port) == replica.port for each in sentinels))
     for number, shell in enumerate(shells):
-        servers.eventually(lambda shell=shell, number=number: gone_over(shell, number))  # type: ignore[misc]
+        servers.eventually(lambda shell=shell, number=number: has_moved(shell, number))  # type: ignore[misc]
         assert not shell.run(command(f"after {number}"), lambda permit: MADE).replayed
     with Redis(port=replica.port) as plain:
         assert plain.info("replication")["role"] == "master"

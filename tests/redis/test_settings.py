@@ -37,7 +37,7 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     stop(server)
 
 
-def migrated(port: int, prefix: str) -> Engine:
+def make_migrated_engine(port: int, prefix: str) -> Engine:
     """An engine on a store that is there."""
     engine = Engine.connect(f"redis://127.0.0.1:{port}/0?prefix={prefix}")
     engine.migrate()
@@ -69,7 +69,7 @@ def test_a_server_that_forgets_is_refused_at_declaration(forgetful: Running, ope
 
 def test_a_function_is_refused_when_it_is_declared(forgetful: Running) -> None:
     with (
-        migrated(forgetful.port, servers.prefix()) as engine,
+        make_migrated_engine(forgetful.port, servers.prefix()) as engine,
         pytest.raises(ConfigurationError, match="would lose the fact that it ran"),
     ):
 
@@ -141,7 +141,7 @@ def _doctor(port: int, prefix: str, capsys: pytest.CaptureFixture[str]) -> tuple
 
 def test_doctor_finds_what_is_wrong(forgetful: Running, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = servers.prefix()
-    with migrated(forgetful.port, prefix):
+    with make_migrated_engine(forgetful.port, prefix):
         pass
     code, found = _doctor(forgetful.port, prefix, capsys)
     assert code == 1
@@ -153,7 +153,7 @@ def test_doctor_finds_nothing_on_a_durable_server(tmp_path: Path, capsys: pytest
     server = servers.start(tmp_path / "kept", "appendonly yes", "appendfsync always")
     prefix = servers.prefix()
     try:
-        with migrated(server.port, prefix):
+        with make_migrated_engine(server.port, prefix):
             pass
         code, found = _doctor(server.port, prefix, capsys)
     finally:
@@ -169,7 +169,7 @@ def test_doctor_warns_of_a_server_that_syncs_each_second_unless_the_url_accepts_
     option: str, expected: int, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = servers.prefix()
-    with migrated(servers.valkey(), prefix):
+    with make_migrated_engine(servers.valkey(), prefix):
         pass
     code, found = _doctor(servers.valkey(), f"{prefix}{option}", capsys)
     assert (code, found["appendfsync"]["level"]) == (expected, level), found
@@ -192,7 +192,7 @@ def test_the_documented_rights_are_enough_and_one_that_is_missing_is_reported() 
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
     [line] = [each for each in page.splitlines() if each.startswith("ACL SETUSER app")]
     words = line.replace("shop", prefix).replace("…", "pw").replace(" app ", f" {prefix} ").split()
-    with migrated(port, prefix), Redis(port=port) as plain:
+    with make_migrated_engine(port, prefix), Redis(port=port) as plain:
         plain.execute_command(*words)
         with Engine.connect(f"redis://{prefix}:pw@127.0.0.1:{port}/0?prefix={prefix}&persistence=none") as engine:
             assert engine.run(command(), lambda permit: MADE).answer == MADE
@@ -284,7 +284,7 @@ def test_a_claim_does_not_touch_its_marker(evicting: Running, open_engine: Opens
 def test_migrate_refuses_a_store_that_has_lost_keys(evicting: Running, capsys: pytest.CaptureFixture[str]) -> None:
     """Until whoever looked says so: then claims are granted again."""
     url = f"redis://127.0.0.1:{evicting.port}/0?prefix=shop"
-    with Redis(port=evicting.port) as plain, migrated(evicting.port, "shop") as engine:
+    with Redis(port=evicting.port) as plain, make_migrated_engine(evicting.port, "shop") as engine:
         for gone in ("{shop:07}:marker", "shop:meta"):
             plain.delete(gone)
             assert main(["migrate", "--url", url]) != 0
@@ -296,7 +296,7 @@ def test_migrate_refuses_a_store_that_has_lost_keys(evicting: Running, capsys: p
 
 
 def test_an_engine_refuses_to_open_on_a_store_that_has_lost_keys(evicting: Running) -> None:
-    migrated(evicting.port, "shop").close()
+    make_migrated_engine(evicting.port, "shop").close()
     with Redis(port=evicting.port) as plain:
         plain.delete("{shop:07}:marker")
     engine = Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=shop")
@@ -309,7 +309,7 @@ def test_an_engine_refuses_to_open_on_a_store_that_has_lost_keys(evicting: Runni
 def test_doctor_names_the_policy_where_the_identity_is_gone(
     evicting: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    migrated(evicting.port, "shop").close()
+    make_migrated_engine(evicting.port, "shop").close()
     with Redis(port=evicting.port) as plain:
         plain.flushall()
         plain.config_set("maxmemory-policy", "allkeys-lru")
@@ -323,7 +323,7 @@ def test_doctor_names_the_policy_where_the_identity_is_gone(
 def test_doctor_reports_that_a_flushed_store_may_have_lost_records(
     evicting: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    migrated(evicting.port, "shop").close()
+    make_migrated_engine(evicting.port, "shop").close()
     with Redis(port=evicting.port) as plain:
         plain.config_set("maxmemory-policy", "noeviction")
         plain.config_set("appendonly", "yes")
@@ -336,7 +336,7 @@ def test_doctor_reports_that_a_flushed_store_may_have_lost_records(
 
 def test_a_store_of_the_first_version_still_works(evicting: Running, open_engine: Opens) -> None:
     """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
-    with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
+    with Redis(port=evicting.port) as plain, make_migrated_engine(evicting.port, "old") as engine:
         plain.delete(*plain.scan_iter("*marker*", count=10_000))
         plain.hset("old:meta", "schema_version", "1")
         with Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=old") as old:
@@ -347,7 +347,7 @@ def test_a_store_of_the_first_version_still_works(evicting: Running, open_engine
 
 def test_a_store_of_the_second_version_still_works(evicting: Running) -> None:
     """Its markers have no name: they are relied on until `semel migrate` has run and the engine is opened again."""
-    with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
+    with Redis(port=evicting.port) as plain, make_migrated_engine(evicting.port, "old") as engine:
         plain.delete(*plain.scan_iter("*marker:*", count=10_000))
         plain.hset("old:meta", "schema_version", "2")
         with Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=old") as old:

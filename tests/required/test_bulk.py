@@ -68,7 +68,7 @@ class Payer:
 
         return FunctionTarget(pay_all, bulk=bulk)
 
-    def tried(self, target: FunctionTarget, bills: list[Any] = BILLS) -> Report:
+    def run_check(self, target: FunctionTarget, bills: list[Any] = BILLS) -> Report:
         return check_idempotent(target, arguments={"bills": bills}, effects=self.count, other_caller=BOB)
 
 
@@ -81,7 +81,7 @@ def finding_of(report: Report) -> str:
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
 def test_a_bulk_passes_every_required_test(effects: Any, semel_engine: Engine, semel_database: Path) -> None:
     payer = Payer(semel_database, effects)
-    report = payer.tried(payer.target(semel_engine))
+    report = payer.run_check(payer.target(semel_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
     assert any("become UNKNOWN" in remark for remark in report.remarks) == (effects == "external")
     assert not [remark for remark in report.remarks if "no bulk" in remark]
@@ -91,7 +91,7 @@ def test_a_bulk_passes_every_required_test(effects: Any, semel_engine: Engine, s
 @pytest.mark.parametrize("effects", ["idempotent", "atomic"])
 def test_an_async_bulk_function(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     payer = Payer(semel_database, effects)
-    report = payer.tried(payer.async_target(semel_async_engine))
+    report = payer.run_check(payer.async_target(semel_async_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
 
 
@@ -155,7 +155,7 @@ def test_a_bulk_that_starts_over_fails(effects: Any, came: str, semel_engine: En
     """Each attempt has its own key: nothing of the first one is known to the second."""
     payer = Payer(semel_database, effects, "anew")
     target = payer.target(semel_engine)
-    assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
+    assert " ".join(came.split()) in " ".join(finding_of(payer.run_check(target)).split())
     case = Case(arguments={"bills": BILLS}, effects=payer.count, other_caller=BOB)
     alone = suite(app=target, operations=[case]).make_test(CHECK, case)
     with pytest.raises(AssertionError, match="it starts again: payees are paid twice"):
@@ -165,7 +165,7 @@ def test_a_bulk_that_starts_over_fails(effects: Any, came: str, semel_engine: En
 @sqlite
 def test_items_under_keys_that_change(semel_engine: Engine, semel_database: Path) -> None:
     payer = Payer(semel_database, "idempotent", "own keys")
-    report = payer.tried(payer.target(semel_engine))
+    report = payer.run_check(payer.target(semel_engine))
     assert len(report.held) == 13
     assert finding_of(report) == (
         "   sent:   the list; the process died between two chunks; the list again when the lease had lapsed, died "
@@ -184,7 +184,7 @@ def test_items_under_keys_that_change(semel_engine: Engine, semel_database: Path
 @sqlite
 def test_effects_outside_of_the_transaction(semel_engine: Engine, semel_database: Path) -> None:
     payer = Payer(semel_database, "atomic", "elsewhere")
-    report = payer.tried(payer.target(semel_engine))
+    report = payer.run_check(payer.target(semel_engine))
     assert "the counter grew by 9 in all" in finding_of(report)
     assert "write on item.connection and nowhere else" in finding_of(report)
 
@@ -197,7 +197,7 @@ def test_an_answer_that_is_made_again_fails(semel_engine: Engine, semel_database
     def pay_all(key: str, bills: list[Any], caller: str = "alice") -> str:
         return f"{bulk.run(bills, payer.pay, key=key, caller=caller).tally} {next(numbers)}"
 
-    text = finding_of(payer.tried(FunctionTarget(pay_all, bulk=bulk)))
+    text = finding_of(payer.run_check(FunctionTarget(pay_all, bulk=bulk)))
     assert "two answers about one list" in text
 
 
@@ -210,7 +210,7 @@ def test_another_list_under_the_key(semel_engine: Engine, semel_database: Path) 
     def pay_all(key: str, bills: list[Any], caller: str = "alice") -> BulkResult:
         return bulk.run([each["clientItemId"] for each in bills], payer.pay, key=key, caller=caller)
 
-    assert "two lists are mixed under one key" in finding_of(payer.tried(FunctionTarget(pay_all, bulk=bulk)))
+    assert "two lists are mixed under one key" in finding_of(payer.run_check(FunctionTarget(pay_all, bulk=bulk)))
 
 
 # --- what cannot be tried, and what is not a bulk ---

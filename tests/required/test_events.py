@@ -63,7 +63,7 @@ class Shop:
         semel.install(app)
         return app
 
-    def tried(self, app: Any, *, listed: bool = False) -> Report:
+    def run_check(self, app: Any, *, listed: bool = False) -> Report:
         events = (lambda: self.told) if listed else None
         return check_idempotent(app, "POST /orders", json={"n": 1}, effects=self.count, events=events)
 
@@ -84,7 +84,7 @@ def only(report: Report) -> str:
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
 def test_events_of_a_permit_are_one_set(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, effects)
-    report = shop.tried(shop.app(semel_async_engine, emit_mail))
+    report = shop.run_check(shop.app(semel_async_engine, emit_mail))
     assert CHECK in report.held, report.text()
     assert (report.findings, report.not_tried) == ((), ())
     assert TOLD_NOTHING not in report.remarks
@@ -110,7 +110,7 @@ def test_an_operation_without_events_passes_with_a_remark(
     semel_async_engine: AsyncEngine, semel_database: Path
 ) -> None:
     shop = Shop(semel_database, "idempotent")
-    report = shop.tried(shop.app(semel_async_engine, lambda permit: None))
+    report = shop.run_check(shop.app(semel_async_engine, lambda permit: None))
     assert CHECK in report.held
     assert TOLD_NOTHING in report.remarks
 
@@ -123,7 +123,7 @@ def test_an_event_id_that_changes_at_each_run_fails(semel_async_engine: AsyncEng
     """Published by the handler itself, under a random id: two runs are two orders to the shipping system."""
     shop = Shop(semel_database, "idempotent")
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": uuid.uuid4(), "type": "orders.placed"}))
-    assert only(shop.tried(app, listed=True)) == (
+    assert only(shop.run_check(app, listed=True)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
         "lease\n   came:   2 events, where one command tells one event: orders.placed under another id\n   means:  to "
         "its consumers that is another command: a consumer that ships on this event ships twice, and no inbox\n  "
@@ -132,7 +132,7 @@ def test_an_event_id_that_changes_at_each_run_fails(semel_async_engine: AsyncEng
         "permit.key_for('event')"
     )
     good = shop.app(semel_async_engine, lambda permit: shop.told.append(permit.key_for("event")))
-    assert CHECK in shop.tried(good, listed=True).held
+    assert CHECK in shop.run_check(good, listed=True).held
 
 
 @sqlite
@@ -163,7 +163,7 @@ def test_an_event_name_that_changes_at_each_run_fails(
     """One of them leaves, and not the one whose id the first run was given."""
     shop, numbers = Shop(semel_database, effects), itertools.count()
     app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", b"1", ordinal=next(numbers)))
-    assert only(shop.tried(app)) == (
+    assert only(shop.run_check(app)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
         "lease\n   came:   orders.placed, whose id in the first run differs from the id that was published\n   means: "
         " permit.emit returned an id in the first run that no event will ever have: a system that received it, "
@@ -178,13 +178,13 @@ def test_an_event_payload_that_changes_fails(semel_async_engine: AsyncEngine, se
     """Of permit.emit one alone leaves, which is worth a remark; of one's own publishing both do."""
     shop, numbers = Shop(semel_database, "idempotent"), itertools.count()
     app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", {"at": next(numbers)}))
-    report = shop.tried(app)
+    report = shop.run_check(app)
     assert CHECK in report.held
     assert [each for each in report.remarks if "payload differs between two runs" in each]
     published = shop.app(
         semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event"), "data": next(numbers)})
     )
-    assert "the same id with two payloads" in only(shop.tried(published, listed=True))
+    assert "the same id with two payloads" in only(shop.run_check(published, listed=True))
 
 
 @sqlite
@@ -196,7 +196,7 @@ def test_an_event_published_outside_of_the_command_fails(semel_async_engine: Asy
         lambda permit: None,
         Depends(lambda: shop.told.append({"id": "order-1", "topic": "orders.placed"})),
     )
-    text = only(shop.tried(app, listed=True))
+    text = only(shop.run_check(app, listed=True))
     assert "sent:   the same request three times, with the same key" in text
     assert "orders.placed again, under the same id" in text
 
@@ -205,7 +205,7 @@ def test_an_event_published_outside_of_the_command_fails(semel_async_engine: Asy
 def test_an_event_about_a_rolled_back_effect_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, "atomic")
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event")}))
-    text = only(shop.tried(app, listed=True))
+    text = only(shop.run_check(app, listed=True))
     assert "the process died before the transaction was committed" in text
     assert "consumers learn of an effect that was undone" in text
 
@@ -230,7 +230,7 @@ def test_an_event_published_after_the_settlement_may_be_lost(
         if first:
             shop.told.append({"id": str(len(shop.told)), "topic": "orders.placed"})
 
-    text = only(shop.tried(Around(inner, telling), listed=True))
+    text = only(shop.run_check(Around(inner, telling), listed=True))
     assert "no event, where one command tells one event" in text
     assert "the world never hears of it" in text
 

@@ -269,13 +269,13 @@ def documents(letters: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     blank = st.sampled_from(["", "", "", " ", "\n  ", "\t", "\r\n"])
     leaf = NUMBERS | strings(letters) | st.sampled_from(["true", "false", "null"])
 
-    def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    def nest(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         item = st.tuples(blank, inner, blank).map("".join)
         member = st.tuples(blank, strings(letters), blank, st.just(":"), item).map("".join)
         array = st.lists(item, max_size=4).map(lambda items: "[" + ",".join(items) + "]")
         return array | st.lists(member, max_size=5).map(lambda members: "{" + ",".join(members) + "}")
 
-    return st.recursive(leaf, grown, max_leaves=15)
+    return st.recursive(leaf, nest, max_leaves=15)
 
 
 def agree(body: bytes, depth_max: int) -> None:

@@ -121,7 +121,7 @@ def situation_of(row: Record | None, case: Case) -> Situation:
     return situation(row, CLAIMS[case.declares], NOW, begun=case.begun)
 
 
-def expected(case: Case) -> str:
+def expect(case: Case) -> str:
     """States, verdicts and effects in plain words; written without looking at core/decide.py."""
     if case.state is None:
         return "proceed: first"
@@ -248,7 +248,7 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
         row = row_of(case)
         seen.add(situation_of(row, case))
         verdict, claim = decide_case(row, case), CLAIMS[case.declares]
-        assert name_verdict(row, verdict) == expected(case), case
+        assert name_verdict(row, verdict) == expect(case), case
         # A kept answer is recognised without a claim, and nothing else is.
         kept = verdict if type(verdict) is Replay else None
         assert find_replay(row, claim.id, claim.recipe, claim.fingerprint, NOW) == kept, case

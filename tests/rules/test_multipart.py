@@ -246,12 +246,12 @@ def test_an_ambiguous_form_counts_byte_by_byte(form: bytes) -> None:
 @PLAIN
 @given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=5))
 def test_every_escaping_has_one_canonical_form(pairs: list[tuple[bytes, bytes]]) -> None:
-    def escaped(text: bytes, sparing: bool) -> bytes:
+    def escape(text: bytes, sparing: bool) -> bytes:
         if sparing and re.fullmatch(rb"[A-Za-z0-9 ]*", text):
             return text.replace(b" ", b"+")
         return b"".join(b"%%%02x" % byte for byte in text)
 
-    written = [b"&".join(escaped(n, s) + b"=" + escaped(v, s) for n, v in pairs) for s in (True, False)]
+    written = [b"&".join(escape(n, s) + b"=" + escape(v, s) for n, v in pairs) for s in (True, False)]
     assert form_canonical(written[0]) == form_canonical(written[1])
 
 

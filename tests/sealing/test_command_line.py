@@ -224,7 +224,7 @@ def test_sealed_and_rebuilt_answers_move_unchanged(url: str, tmp_path: Path, sem
 def test_an_interrupted_move_continues_after_a_reseal(
     url: str, tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(arguments: tuple[str, ...]) -> tuple[int, str]:
+    def run_refused(arguments: tuple[str, ...]) -> tuple[int, str]:
         code = main([*arguments])
         return code, " ".join(capsys.readouterr().err.split())
 
@@ -235,14 +235,14 @@ def test_an_interrupted_move_continues_after_a_reseal(
     move = ("move", "--from", url, "--to", target)
     assert main([*move]) == 0
     assert main(["reseal", "--url", url]) == 0
-    code, told = refused(move)
+    code, told = run_refused(move)
     assert code != 0
     assert "under '2026' in the source and under '2025' in the target. Run semel reseal on both" in told
     assert main(["reseal", "--url", target]) == 0
     assert main([*move]) == 0
     plain = ("reseal", "--plain", "--operation", "pay")
     assert main([*plain, "--url", target]) == 0
-    code, told = refused(move)
+    code, told = run_refused(move)
     assert code != 0
     assert "as it is in the source and under '2026' in the target. Run semel reseal --plain" in told
     assert main([*plain, "--url", url]) == 0

@@ -130,20 +130,20 @@ def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> Non
 
 @register_plant
 def a_superseded_holder_settles(patch: pytest.MonkeyPatch) -> None:
-    def settled(row: Record | None, settlement: Settlement, now: int) -> Any:
+    def settle_anyway(row: Record | None, settlement: Settlement, now: int) -> Any:
         mine = settlement if row is None else settlement._replace(fence=row.fence, nonce=row.nonce)
         return settle.settle_row(row, mine, now)
 
-    patch.setattr(memory, "settle_row", settled)
+    patch.setattr(memory, "settle_row", settle_anyway)
 
 
 @register_plant
 def a_superseded_holder_renews(patch: pytest.MonkeyPatch) -> None:
-    def renewed(row: Record | None, renewal: Renewal, now: int) -> Any:
+    def renew_anyway(row: Record | None, renewal: Renewal, now: int) -> Any:
         mine = renewal if row is None else renewal._replace(fence=row.fence, nonce=row.nonce)
         return settle.renew_row(row, mine, now)
 
-    patch.setattr(memory, "renew_row", renewed)
+    patch.setattr(memory, "renew_row", renew_anyway)
 
 
 @register_plant
@@ -182,10 +182,10 @@ def the_reaper_sees_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @register_plant
 def an_operator_need_not_wait(patch: pytest.MonkeyPatch) -> None:
-    def resolved(row: Record | None, resolution: Resolution, now: int) -> Any:
+    def resolve_anyway(row: Record | None, resolution: Resolution, now: int) -> Any:
         return resolutions.resolve_row(row, resolution._replace(forced=True), now)
 
-    patch.setattr(memory, "resolve_row", resolved)
+    patch.setattr(memory, "resolve_row", resolve_anyway)
 
 
 @register_plant
@@ -235,10 +235,10 @@ def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
 
 @register_plant
 def a_settlement_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
-    async def confirmed(self: upkeep.AsyncUpkeep, settlement: Settlement, permit: object, seconds: float) -> Settled:
+    async def confirm(self: upkeep.AsyncUpkeep, settlement: Settlement, permit: object, seconds: float) -> Settled:
         return Settled()
 
-    patch.setattr(upkeep.AsyncUpkeep, "confirm", confirmed)
+    patch.setattr(upkeep.AsyncUpkeep, "confirm", confirm)
 
 
 @register_plant

@@ -84,10 +84,10 @@ class Process:
             result: Result = self.engine.run(what, lambda permit: at_once(handler(Run(permit, is_async=False))))
             return result
 
-        async def handled(permit: Permit) -> Answer:
+        async def handle(permit: Permit) -> Answer:
             return await handler(Run(permit, is_async=True))
 
-        result = self.tell(self.engine.run(what, handled))
+        result = self.tell(self.engine.run(what, handle))
         return result
 
     def perform(self, verb: str, make: Any) -> Any:

@@ -125,14 +125,14 @@ async def on_loop(make: Callable[..., Any], url: str, downstream: Downstream, st
 def lossless(app: Any) -> Callable[..., Iterable[bytes]]:
     """The application, without what it raises for the server's log once its answer has left."""
 
-    def called(environ: Any, start_response: Any) -> Iterable[bytes]:
+    def call_and_close(environ: Any, start_response: Any) -> Iterable[bytes]:
         pieces = app(environ, start_response)
         whole = list(pieces)
         with suppress(StoreUnavailable):
             getattr(pieces, "close", lambda: None)()
         return whole
 
-    return called
+    return call_and_close
 
 
 async def in_threads(make: Callable[..., Any], url: str, downstream: Downstream, story: Story) -> None:

@@ -72,12 +72,12 @@ def abandon(process: Process, what: Command, *, steps: bool = True) -> None:
     assert isinstance(permit, Permit)
     run = Run(permit, is_async=process.is_async)
 
-    async def begun() -> None:
+    async def begin_steps() -> None:
         await run.step("charge", lambda: None)
         await run.step("mail", lambda: None, repeat=True)
 
     if steps:
-        _ = at_once(begun()) if process.runner is None else process.runner.run(begun())
+        _ = at_once(begin_steps()) if process.runner is None else process.runner.run(begin_steps())
 
 
 def test_an_abandoned_execution_is_completed(world: World) -> None:

@@ -52,7 +52,7 @@ class Shop:
             raise TimeoutError("no answer")
         return f"{name}-1"
 
-    def made(self, name: str) -> int:
+    def count_calls(self, name: str) -> int:
         return sum(called == name for called, _ in self.calls)
 
     async def buy(self, run: Run) -> Answer:
@@ -104,7 +104,7 @@ def test_a_finished_charge_is_never_made_again(world: World) -> None:
     assert (row.state, row.lease_until, row.doubt, row.generation) == (State.CLAIMED, 0, None, 0)
     assert (row.settled_at, row.forget_after, row.error_code) == (None, None, None)
     assert world.process().run(step_command(), shop.buy).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
     first, again = (key for name, key in shop.calls if name == "ship")
     assert first == again  # a late first call is then one with the second
     assert world.process().run(step_command(), shop.buy).replayed
@@ -134,7 +134,7 @@ def test_a_step_before_others_that_have_finished_begins_in_its_place(process: Pr
         process.run(step_command(), shop.buy_all_the_same)
     assert settle(process, step="charge") == Resolved(State.CLAIMED)
     assert process.run(step_command(), shop.buy_all_the_same).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [2, 1, 1]
 
 
 def test_the_next_step_in_doubt_is_asked_about_next(process: Process) -> None:
@@ -147,7 +147,7 @@ def test_the_next_step_in_doubt_is_asked_about_next(process: Process) -> None:
         process.run(step_command(), shop.buy_all_the_same)
     assert settle(process, step="mail") == Resolved(State.CLAIMED)
     assert process.run(step_command(), shop.buy_all_the_same).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 2]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [2, 1, 2]
 
 
 def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> None:
@@ -156,7 +156,7 @@ def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> No
     for _ in range(2):
         assert settle(process) == Resolved(State.CLAIMED)
         leave_in_doubt(process, shop)
-    assert [shop.made(name) for name in ("charge", "ship")] == [1, 3]
+    assert [shop.count_calls(name) for name in ("charge", "ship")] == [1, 3]
 
 
 def test_a_repeated_call_may_prove_that_nothing_happened(process: Process, shop: Shop) -> None:
@@ -180,7 +180,7 @@ def test_a_repeated_call_may_prove_that_nothing_happened(process: Process, shop:
         process.run(step_command(), buy)
     assert process.row(step_command()).state == State.CLAIMED
     assert process.run(step_command(), buy).answer == OK
-    assert shop.made("charge") == 1
+    assert shop.count_calls("charge") == 1
 
 
 def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
@@ -194,7 +194,7 @@ def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
         return OK
 
     assert process.run(step_command(), without_shipping).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "pick-up")] == [1, 1, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "pick-up")] == [1, 1, 1]
 
 
 def test_a_doubt_without_a_step_keeps_finished_steps(process: Process, shop: Shop) -> None:
@@ -213,7 +213,7 @@ def test_a_doubt_without_a_step_keeps_finished_steps(process: Process, shop: Sho
     assert settle(process) == Resolved(State.CLAIMED)
     assert process.row(step_command()).generation == 0
     assert process.run(step_command(policy=policy), shop.buy).answer == OK
-    assert shop.made("charge") == 1
+    assert shop.count_calls("charge") == 1
 
 
 def test_a_completer_makes_the_step_that_did_not_happen(process: Process, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_completer_makes_the_step_that_did_not_happen(process: Process, tmp_pa
     assert process.row(what).doubt == "attempts-over"
     assert settle(process) == Resolved(State.CLAIMED)
     assert complete() == 1
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
 
 
 def test_an_unreadable_list_starts_no_step(process: Process, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_resolution_of_a_step_that_is_not_in_doubt_any_more_is_refused(databas
     with pytest.raises(SupersededError):  # and now it begins no further step
         run.permit.step("mail", lambda: shop.call(run, "mail"))
     assert other.run(step_command(), shop.buy).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
 
 
 def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> None:
@@ -293,7 +293,7 @@ def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> No
 
     assert process.run(step_command(), buy).answer == OK
     assert told == ["parcel 7"]
-    assert [shop.made(name) for name in ("charge", "ship")] == [1, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship")] == [1, 1]
     row = process.row(step_command())
     [line] = process.perform("audit", lambda: process.engine.store.audit(row.id, 10))
     assert line.action == "resolve:succeeded step:ship"
@@ -311,7 +311,7 @@ def test_a_committed_local_step_stays_and_does_not_run_again(database: World) ->
         process.run(step_command(), order)
     assert settle(process) == Resolved(State.CLAIMED)
     assert process.run(step_command(), order).answer == OK
-    assert (database.effects, shop.made("charge")) == (1, 2)
+    assert (database.effects, shop.count_calls("charge")) == (1, 2)
 
 
 def test_record_and_list_are_one_commit(database: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def test_the_list_is_not_written_by_its_holder_while_it_is_read(
     store: Any = sys.modules[type(process.engine.store).__module__]
     look, refused = store.look, []
 
-    def looked(ids: Sequence[bytes]) -> Flow[Any]:
+    def look_from_outside(ids: Sequence[bytes]) -> Flow[Any]:
         with database.outside() as outside, closing(outside.cursor()) as cursor:
             try:
                 cursor.execute("SELECT steps FROM semel_record FOR UPDATE NOWAIT")
@@ -350,7 +350,7 @@ def test_the_list_is_not_written_by_its_holder_while_it_is_read(
             outside.rollback()
         return (yield from look(ids))
 
-    monkeypatch.setattr(store, "look", looked)
+    monkeypatch.setattr(store, "look", look_from_outside)
     assert settle(process) == Resolved(State.CLAIMED)
     assert refused in (["LockNotAvailable"], ["OperationalError"])
 
@@ -366,7 +366,7 @@ def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Pr
     assert settle(process, "other") == Resolved(State.CLAIMED)
     assert isinstance(process.engine.claim(first, wait_seconds=0), InProgress)
     assert process.run(second, shop.buy).answer == OK
-    assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 2, 1]
+    assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
@@ -393,6 +393,6 @@ def test_a_fault_at_every_ask_of_a_resolution(kind: Kind, when: When, once: bool
             assert reply in (Resolved(State.CLAIMED), MovedOn(State.CLAIMED)), fault
             ended = engine.run(step_command(), again.in_thread)
         assert ended.answer == OK, fault
-        assert [again.made(name) for name in ("charge", "ship", "mail")] == [0, 1, 1], fault
+        assert [again.count_calls(name) for name in ("charge", "ship", "mail")] == [0, 1, 1], fault
         if faults.clean:
             return

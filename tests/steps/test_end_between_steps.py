@@ -161,12 +161,12 @@ def test_a_holder_that_takes_over_meanwhile_is_not_ended(database: World) -> Non
     seen = process.row(step_command())
     shop.dies = ""
 
-    async def taken(run: Run) -> Answer:
+    async def take_over(run: Run) -> Answer:
         assert end(process, fence=seen.fence) == MovedOn(State.CLAIMED)
         assert end(process) == MovedOn(State.CLAIMED)  # it lives
         return await shop.buy(run)
 
-    assert process.run(step_command(), taken).answer.body == b"bought"
+    assert process.run(step_command(), take_over).answer.body == b"bought"
     assert shop.calls == ["charge", "mail"]
 
 

@@ -38,13 +38,13 @@ def handler(downstream: Downstream) -> Callable[[Permit], Answer]:
     def insert(connection: sqlite3.Connection) -> int:
         return connection.execute("INSERT INTO effect VALUES (1)").rowcount
 
-    def handled(permit: Permit) -> Answer:
+    def handle(permit: Permit) -> Answer:
         permit.step("charge", charge)
         permit.local_step("write", insert)
         permit.step("mail", lambda: downstream.mails.append(permit.key_for("mail")), repeat=True)
         return OK
 
-    return handled
+    return handle
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ Story = Callable[[AsyncEngine, Path], Awaitable[None]]
 
 
 def tell(path: Path, story: Story) -> None:
-    async def told() -> None:
+    async def run_story() -> None:
         engine = AsyncEngine(sqlite(path))
         await engine.migrate()
         with closing(sqlite3.connect(path)) as db:
@@ -39,7 +39,7 @@ def tell(path: Path, story: Story) -> None:
         finally:
             await engine.close()
 
-    asyncio.run(told())
+    asyncio.run(run_story())
 
 
 def effects(path: Path) -> int:
@@ -235,7 +235,7 @@ def test_a_repetition_that_proves_nothing_does_not_take_back_the_first_call(ende
         def sends() -> None:
             raise ConnectionError("the answer is lost")
 
-        def refused() -> None:
+        def refuse() -> None:
             raise NothingHappened("refused")
 
         async def handler(permit: AsyncPermit) -> Answer:
@@ -245,9 +245,9 @@ def test_a_repetition_that_proves_nothing_does_not_take_back_the_first_call(ende
             starts.append(ledger._steps)
             if ended == "says-so":
                 with pytest.raises(NothingHappened):
-                    await permit.step("mail", refused, repeat=True)
+                    await permit.step("mail", refuse, repeat=True)
             else:
-                await cut(Gate(engine, "write_steps"), permit.step("mail", refused, repeat=True))
+                await cut(Gate(engine, "write_steps"), permit.step("mail", refuse, repeat=True))
             starts.append(ledger._steps)
             await permit.step("mail", lambda: None, repeat=True)
             return OK

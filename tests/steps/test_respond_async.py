@@ -313,16 +313,16 @@ def test_another_command_with_the_same_business_reference_gets_no_202(path: Path
             declared = [Operation("/ship", replace(SHIP, reference_from="body:/ref"), name="ship")]
             app = SemelMiddleware(gate, engine, caller=single_caller, operations=declared)
 
-            async def sent(key: str) -> Got:
+            async def send(key: str) -> Got:
                 headers = [("Idempotency-Key", key), ("Prefer", "respond-async"), ("Content-Type", "application/json")]
                 return await asgi_call(app, asgi_scope("POST", "/ship", "", headers, None), [b'{"ref": "INV-7"}'])
 
-            first = asyncio.create_task(sent("order-number-1"))
+            first = asyncio.create_task(send("order-number-1"))
             while not engine.core.live:  # noqa: ASYNC110 - of the engine's own
                 await asyncio.sleep(0)
-            other = await sent("order-number-2")
+            other = await send("order-number-2")
             assert (other.status, other.header("retry-after") is not None) == (409, True)
-            assert (await sent("order-number-1")).status == 202
+            assert (await send("order-number-1")).status == 202
             gate.opens.set()
             assert (await first).status == 202
 

@@ -123,11 +123,11 @@ def test_at_the_end_of_the_interpreter_the_client_waits(engine: Engine, monkeypa
     shop.opens.set()
     app = protect(shop, engine)
 
-    def ended(self: threading.Thread) -> None:
+    def refuse_to_start(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", ended)
+        patched.setattr(threading.Thread, "start", refuse_to_start)
         assert not app._accepted.begin(lambda: None)
     assert ask(app).status == 202  # the place was given back
     app.close()
@@ -300,11 +300,11 @@ def test_several_operations_are_read_by_one_query(engine: Engine) -> None:
     reads: list[int] = []
     read = engine.store.read
 
-    def counted(ids: Any) -> Any:
+    def count_and_read(ids: Any) -> Any:
         reads.append(len(ids))
         return read(ids)
 
-    engine.store.read = counted  # type: ignore[method-assign]
+    engine.store.read = count_and_read  # type: ignore[method-assign]
     assert look(app, "/operations", "key=order-number-1").status == 200
     assert look(app, "/operations", "key=order-number-1&operation=ship&operation=none&operation=ship").status == 200
     assert look(app, "/operations", "key=order-number-1&operation=none").code == "OPERATION_NOT_FOUND"

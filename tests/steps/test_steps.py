@@ -325,15 +325,15 @@ def test_local_writes_and_their_record_are_both_there_or_neither(world: World, p
 
 
 def test_a_local_step_commits_the_result_before_it(world: World, process: Process, downstream: Downstream) -> None:
-    async def begun(run: Run) -> str:
+    async def begin(run: Run) -> str:
         charged: str = await run.step("charge", lambda: downstream.call("charge"))
         await run.local("write", world.insert())
         return charged
 
     async def handler(run: Run) -> Answer:
-        return Answer(201, (), (await begun(run)).encode())
+        return Answer(201, (), (await begin(run)).encode())
 
-    Holder(world.process()).steps(begun)
+    Holder(world.process()).steps(begin)
     world.clock.advance(LEASE_US + 1)
     assert process.run(step_command(), handler).answer.body == b"charge 1"
     assert (downstream.calls, world.effects) == (["charge"], 1)
@@ -348,7 +348,7 @@ def test_a_renamed_step_is_refused_before_it_begins(process: Process, downstream
         await run.step("mail", lambda: downstream.call("mail"), repeat=True)
         return OK
 
-    async def renamed(run: Run) -> Answer:
+    async def call_renamed_step(run: Run) -> Answer:
         await run.step("charge_card", lambda: downstream.call("charge"))
         return OK
 
@@ -356,7 +356,7 @@ def test_a_renamed_step_is_refused_before_it_begins(process: Process, downstream
     with pytest.raises(ConnectionError):
         process.run(step_command(), former)
     with pytest.raises(StepError, match="'charge' is, which this run has not called"):
-        process.run(step_command(), renamed)
+        process.run(step_command(), call_renamed_step)
     assert process.run(step_command(), former).answer == OK
     assert downstream.calls == ["charge", "mail", "mail"]
 

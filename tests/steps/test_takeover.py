@@ -60,7 +60,7 @@ class Stage:
         self.times: dict[str, int] = {}
 
     @contextmanager
-    def played(self, handler: Callable[[AsyncPermit], Awaitable[Answer]]) -> Iterator[Worker]:
+    def play(self, handler: Callable[[AsyncPermit], Awaitable[Answer]]) -> Iterator[Worker]:
         """The first process has died at some moment between two renewals; the second one is given."""
         noting = steps_are_noted(self.server, faultless=True) if self.command.policy.steps else nullcontext()
         with surroundings(self.world), noting:
@@ -109,7 +109,7 @@ async def hangs_in_a_step(permit: AsyncPermit) -> Answer:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_idempotent_command_is_taken_over_by_its_waiter(seed: int) -> None:
     stage = Stage(seed, policy(effects="idempotent"))
-    with stage.played(hangs) as second:
+    with stage.play(hangs) as second:
         lapses, taken = stage.row().lease_until, []
 
         async def again(permit: Permit) -> Answer:
@@ -126,15 +126,15 @@ def test_an_idempotent_command_is_taken_over_by_its_waiter(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_abandoned_resumable_execution_is_taken_over_by_a_completer(seed: int) -> None:
     stage = Stage(seed, policy(steps=True, resumable=True))
-    with stage.played(hangs_in_a_repeatable_step) as second:
+    with stage.play(hangs_in_a_repeatable_step) as second:
         lapses, taken = stage.row().lease_until, []
         completer = Completer(second.engine)
 
-        async def resumed(permit: Permit, request: bytes) -> Answer:
+        async def resume(permit: Permit, request: bytes) -> Answer:
             taken.append(request)
             return OK
 
-        completer.register("pay", stage.command.policy, resumed)
+        completer.register("pay", stage.command.policy, resume)
         _ = second.loop.create_task(completer.run())
         stage.watch("taken over", lambda: bool(taken))
         late = stage.late_us("taken over", lapses)
@@ -146,7 +146,7 @@ def test_an_abandoned_resumable_execution_is_taken_over_by_a_completer(seed: int
 @pytest.mark.parametrize("handler", [hangs, hangs_in_a_step])
 def test_a_doubt_is_visible(handler: Callable[[Permit], Awaitable[Answer]], seed: int) -> None:
     stage = Stage(seed, policy(steps=handler is hangs_in_a_step))
-    with stage.played(handler) as second:
+    with stage.play(handler) as second:
         row = stage.row()
         _ = second.loop.create_task(Reaper(second.engine).run())
         stage.watch("unknown", lambda: stage.row().state == State.UNKNOWN)

@@ -15,7 +15,7 @@ CLAIMS = [attempt(f"k{number}") for number in range(3)]
 COLUMNS = [name for name in Record._fields if name != "id"]
 
 
-def known(claim: Claim) -> Known:
+def make_known(claim: Claim) -> Known:
     return claim.id, claim.recipe, claim.fingerprint
 
 
@@ -40,8 +40,8 @@ def by_the_rules(fellow: Any, asked: Sequence[Known]) -> list[Any]:
 
 
 def assert_it_finds_what_the_rules_find(fellow: Any) -> None:
-    first, second, third = map(known, CLAIMS)
-    missing, other = known(attempt("never")), known(attempt("k0", request=1))
+    first, second, third = map(make_known, CLAIMS)
+    missing, other = make_known(attempt("never")), make_known(attempt("k0", request=1))
     for asked in ([first], [first, second], [second, first, first], [first, third], [missing], [first, missing, third]):
         seen = by_the_look(fellow, asked)
         assert seen == by_the_rules(fellow, asked)
@@ -54,7 +54,7 @@ def assert_damage_is_seen_as_the_rules_see_it(
     fellow: Any, column: str, damage: Iterable[str], run: Run, refused: type[Exception]
 ) -> None:
     """``damage``: values as SQL; ``refused``: the error of a statement from outside whose value is wrong."""
-    asked = list(map(known, CLAIMS[:2]))
+    asked = list(map(make_known, CLAIMS[:2]))
     [(before,)] = run(f"SELECT {column} FROM semel_record WHERE id = %s", [CLAIMS[1].id])
     changed = 0
     for value in damage:
@@ -70,7 +70,7 @@ def assert_damage_is_seen_as_the_rules_see_it(
 
 
 def assert_an_answer_that_is_over_is_not_found(fellow: Any, run: Run) -> None:
-    asked = list(map(known, CLAIMS[:2]))
+    asked = list(map(make_known, CLAIMS[:2]))
     run("UPDATE semel_record SET answer_until = settled_at WHERE id = %s", [CLAIMS[1].id])
     first, second = by_the_look(fellow, asked)
     assert isinstance(first, Replay)

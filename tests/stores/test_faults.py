@@ -79,7 +79,7 @@ def dump(path: Path) -> list[str]:
         return list(connection.iterdump())
 
 
-def performed(path: Path, make: MakeFlow[Any], faults: Faults) -> None:
+def perform(path: Path, make: MakeFlow[Any], faults: Faults) -> None:
     faulty = faulty_sqlite(str(path), SettableClock(LATER), faults)
     with suppress(StoreError, Crash):
         faulty.backend.driver.run(make)
@@ -95,16 +95,16 @@ def test_a_verb_happens_whole_or_not_at_all(
     make = VERBS[name](grants)
     whole = tmp_path / "whole.db"
     shutil.copyfile(template, whole)
-    performed(whole, make, Faults())
+    perform(whole, make, Faults())
     before, after = dump(template), dump(whole)
     for fault in every_fault(kind, when, once=once):
         path = tmp_path / f"{fault.n}.db"
         shutil.copyfile(template, path)
         faults = Faults(fault)
-        performed(path, make, faults)
+        perform(path, make, faults)
         committed = faults.clean or (faults.asks[fault.n - 1] == "COMMIT" and when is When.AFTER)
         assert dump(path) == (after if committed else before), (str(fault), faults.asks)
-        performed(path, make, Faults())
+        perform(path, make, Faults())
         assert dump(path) == after, f"repeated after {fault}"
         if faults.clean:
             return
@@ -113,15 +113,15 @@ def test_a_verb_happens_whole_or_not_at_all(
 def test_a_first_migration_happens_whole_or_not_at_all(tmp_path: Path) -> None:
     make: MakeFlow[Any] = partial(STORE.migrate, "first", b"none")
     whole = tmp_path / "whole.db"
-    performed(whole, make, Faults())
+    perform(whole, make, Faults())
     for kind, when, once in KINDS:
         for fault in every_fault(kind, when, once=once):
             path = tmp_path / f"{fault}.db"
             faults = Faults(fault)
-            performed(path, make, faults)
+            perform(path, make, faults)
             committed = faults.clean or (faults.asks[fault.n - 1] == "COMMIT" and when is When.AFTER)
             assert (dump(path) == dump(whole)) is committed, (str(fault), faults.asks)
-            performed(path, make, Faults())
+            perform(path, make, Faults())
             assert dump(path) == dump(whole)
             if faults.clean:
                 break

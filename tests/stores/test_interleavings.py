@@ -114,15 +114,15 @@ def moves_the_clock(us: int) -> Program:
 
 
 def after(start: Callable[[World], None], make: Callable[[], World]) -> Callable[[], World]:
-    def made() -> World:
+    def make_started() -> World:
         world = make()
         start(world)
         return world
 
-    return made
+    return make_started
 
 
-def granted(world: World, claim: Claim) -> Grant:
+def claim_grant(world: World, claim: Claim) -> Grant:
     [verdict] = world.do(lambda: world.store.claim((claim,)))
     assert isinstance(verdict, Proceed)
     return verdict.grant
@@ -130,7 +130,7 @@ def granted(world: World, claim: Claim) -> Grant:
 
 def grant_of(claim: Claim) -> Grant:
     """The grant that a first claim gets in every world: their clocks start alike."""
-    return granted(MemoryWorld(), claim)
+    return claim_grant(MemoryWorld(), claim)
 
 
 def row(world: World) -> Record | None:
@@ -200,7 +200,7 @@ def test_two_callers_have_one_effect_and_one_answer(make: Callable[[], World]) -
 @WORLDS
 def test_a_claim_meets_a_settlement(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
-    start = after(lambda world: _ignore(granted(world, claim)), make)
+    start = after(lambda world: _ignore(claim_grant(world, claim)), make)
     for run in interleavings(start, [claims(attempt(nonce=2)), settles(grant_of(claim))]):
         verdict, reply = run.results
         assert reply == Settled(), run.schedule
@@ -220,7 +220,7 @@ def test_a_takeover_a_late_settlement_and_a_renewal(make: Callable[[], World]) -
     claim = attempt(nonce=1, policy=IDEMPOTENT)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US)
 
     old = grant_of(claim)
@@ -244,7 +244,7 @@ def test_two_take_over_from_one(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1, policy=IDEMPOTENT)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US)
 
     programs = [claims(attempt(nonce=n, policy=IDEMPOTENT)) for n in (2, 3)]
@@ -256,7 +256,7 @@ def test_two_take_over_from_one(make: Callable[[], World]) -> None:
 def test_a_lease_ends_during_concurrent_steps(make: Callable[[], World]) -> None:
     """EXTERNAL, with the clock as one of the actors: never a second grant, and the truth is kept."""
     claim = attempt(nonce=1)
-    start = after(lambda world: _ignore(granted(world, claim)), make)
+    start = after(lambda world: _ignore(claim_grant(world, claim)), make)
     programs = [moves_the_clock(LEASE_US), lapses, claims(attempt(nonce=2)), settles(grant_of(claim))]
     for run in interleavings(start, programs):
         _, _, verdict, reply = run.results
@@ -271,7 +271,7 @@ def test_a_reaper_meets_a_renewal(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US)
 
     for run in interleavings(after(start, make), [lapses, renews(grant_of(claim))]):
@@ -284,7 +284,7 @@ def test_two_renewals_of_one_holder_both_hold(make: Callable[[], World]) -> None
     claim = attempt(nonce=1, policy=IDEMPOTENT)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US // 3)
 
     again = grant_of(claim)
@@ -298,7 +298,7 @@ def test_a_renewal_meets_a_mark(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US // 3)
 
     grant = grant_of(claim)
@@ -315,7 +315,7 @@ def test_a_renewal_and_a_mark_meet_a_settlement(make: Callable[[], World]) -> No
     """Nothing takes a stored answer away, whichever way the three cross."""
     claim = attempt(nonce=1)
     grant = grant_of(claim)
-    start = after(lambda world: _ignore(granted(world, claim)), make)
+    start = after(lambda world: _ignore(claim_grant(world, claim)), make)
     for run in interleavings(start, [renews(grant), settles(grant), marks(grant)]):
         assert run.results[1] == Settled(), run.schedule
         [verdict] = run.world.do(partial(run.world.store.claim, (attempt(nonce=2),)))
@@ -333,7 +333,7 @@ def test_a_resolution_meets_a_settlement(make: Callable[[], World], happened: bo
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US)
         if seen:
             world.do(lambda: world.store.lapse(1))
@@ -360,7 +360,7 @@ def test_two_operators_settle_once(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
-        granted(world, claim)
+        claim_grant(world, claim)
         world.clock.advance(LEASE_US)
 
     grant = grant_of(claim)
@@ -379,7 +379,7 @@ def test_a_purge_meets_a_replay(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
-        grant = granted(world, claim)
+        grant = claim_grant(world, claim)
         world.do(lambda: world.store.settle((settlement(grant),)))
         world.clock.advance(DAY_US - 1)  # both its end and the purge's grace fall into the run
 
@@ -398,7 +398,7 @@ def test_a_purge_that_forgets_meets_a_claim(make: Callable[[], World], policy: P
     claim = attempt(nonce=1, policy=policy)
 
     def start(world: World) -> None:
-        grant = granted(world, claim)
+        grant = claim_grant(world, claim)
         world.do(lambda: world.store.settle((settlement(grant),)))
         world.clock.advance(31 * DAY_US)
 
@@ -434,7 +434,7 @@ def test_an_abandonment_meets_its_own_late_claim(make: Callable[[], World]) -> N
 def test_an_abandonment_meets_another_caller(make: Callable[[], World]) -> None:
     """It releases its own claim and never the other's."""
     mine, other = attempt(nonce=1), attempt(nonce=2)
-    start = after(lambda world: _ignore(granted(world, mine)), make)
+    start = after(lambda world: _ignore(claim_grant(world, mine)), make)
     for run in interleavings(start, [abandons(mine), runs(other)]):
         released, ended = run.results
         assert released is True, run.schedule
@@ -446,7 +446,7 @@ def test_an_abandonment_meets_another_caller(make: Callable[[], World]) -> None:
 def test_the_same_settlement_delivered_three_times(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1)
     for last in (State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE):
-        start = after(lambda world: _ignore(granted(world, claim)), make)
+        start = after(lambda world: _ignore(claim_grant(world, claim)), make)
         for run in interleavings(start, [settles(grant_of(claim), last)] * 3):
             assert sorted(names(run.results)) == ["AlreadyMine", "AlreadyMine", "Settled"], run.schedule
             assert AlreadyMine() in run.results

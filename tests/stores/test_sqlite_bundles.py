@@ -59,12 +59,12 @@ class Tick:
         self.said: list[str] = []
         self.before = before
 
-        def told(name: str) -> None:
+        def note_statement(name: str) -> None:
             self.said.append(name)
             if self.before is not None:
                 self.before(name)
 
-        self.backend = sqlite(path, self.clock, before=told)
+        self.backend = sqlite(path, self.clock, before=note_statement)
         self.driver = self.backend.driver
         self.store = self.backend.store
         self.driver.run(lambda: self.store.migrate("store", b"none"))  # opens the writer: the loop commits from now on
@@ -78,7 +78,7 @@ class Tick:
         self.driver._commit_seconds = 1.0 if self.slow else 0.0  # however slow this machine is
 
         async def main() -> list[Any]:
-            return await gathered(self.backend, requests, looks=looks)
+            return await gather_replies(self.backend, requests, looks=looks)
 
         return asyncio.run(main())
 
@@ -102,13 +102,13 @@ def ask(backend: Backend, request: Claim | Settlement, *, looks: bool = False) -
     return reply
 
 
-async def gathered(backend: Backend, requests: Sequence[Claim | Settlement], *, looks: bool = False) -> list[Any]:
+async def gather_replies(backend: Backend, requests: Sequence[Claim | Settlement], *, looks: bool = False) -> list[Any]:
     """The replies, or errors, to tasks that ask in one tick. Claims that ``looks`` have not been looked for before."""
 
-    async def asked(request: Claim | Settlement) -> Any:
+    async def ask_one(request: Claim | Settlement) -> Any:
         return await ask(backend, request, looks=looks)
 
-    return list(await asyncio.gather(*map(asked, requests), return_exceptions=True))
+    return list(await asyncio.gather(*map(ask_one, requests), return_exceptions=True))
 
 
 @pytest.fixture(params=[False, True], ids=["served by the loop", "served by the thread"])
@@ -369,11 +369,11 @@ def test_a_nearly_full_disk_stores_what_fits(tick: Tick) -> None:
 def test_a_commit_that_failed_in_the_middle_is_not_known(tick: Tick) -> None:
     """Each repeats its own write; where that fails as well, no caller hears that nothing was written."""
 
-    def torn(name: str) -> None:
+    def tear_commit(name: str) -> None:
         if name == "COMMIT":
             raise sqlite_error(sqlite3.SQLITE_IOERR)
 
-    tick.before = torn
+    tick.before = tear_commit
     replies = tick.at_once(attempt("a"), attempt("b"))
     assert [type(reply) for reply in replies] == [StoreTimeout] * 2
     tick.before = None
@@ -387,7 +387,7 @@ def test_a_commit_that_took_effect_and_failed_is_read_back(tmp_path: Path) -> No
     faulty = faulty_sqlite(str(tmp_path / "semel.db"), SettableClock(), faults)
 
     async def main() -> list[Any]:
-        return await gathered(faulty.backend, [attempt("a"), attempt("b")])
+        return await gather_replies(faulty.backend, [attempt("a"), attempt("b")])
 
     first, second = asyncio.run(main())
     assert faults.asks[:4] == ["BEGIN", "now", "insert_claim", "COMMIT"]
@@ -436,7 +436,7 @@ def test_an_interrupt_confirms_no_rolled_back_write(known: bool, tick: Tick, mon
     async def queue() -> list[Awaitable[Any]]:
         return [tick.ask(attempt(key)) for key in (("known", "a", "b", "c") if known else ("a", "b", "c", "d"))]
 
-    async def settled(asked: Sequence[Awaitable[Any]]) -> list[Any]:
+    async def gather_all(asked: Sequence[Awaitable[Any]]) -> list[Any]:
         return list(await asyncio.gather(*asked))
 
     with closing(loop):
@@ -454,7 +454,7 @@ def test_an_interrupt_confirms_no_rolled_back_write(known: bool, tick: Tick, mon
         assert len(tick.driver._queue) == 3  # what was committed is not written again
         assert tick.driver._gate.acquire(timeout=5)
         tick.driver._serve_group(wait=True)
-        replies = loop.run_until_complete(settled(asked))
+        replies = loop.run_until_complete(gather_all(asked))
     assert [type(reply) for reply in replies] == [InProgress if known else Proceed, *[Proceed] * 3]
     assert tick.driver.commits == commits + 1
     monkeypatch.undo()
@@ -540,7 +540,7 @@ def test_a_tick_happens_whole_or_not_at_all(
         inner._commit_seconds = commit_seconds
 
         async def main(backend: Backend = faulty.backend) -> list[Any]:
-            return await gathered(backend, requests)
+            return await gather_replies(backend, requests)
 
         with suppress(Crash):
             replies = asyncio.run(main())

@@ -51,12 +51,12 @@ def test_rows_are_copied_with_the_columns_that_the_code_states(database: dialect
     put = sql[f"{table.name}_put"]
     assert {column.replace("sha256", "digest") for column in table.columns} <= set(put.names)
     if table.name != "steps":  # they are columns of a record, which is there already
-        assert listed(put.text.partition("(")[2].partition(")")[0]) == list(table.columns)
+        assert split_columns(put.text.partition("(")[2].partition(")")[0]) == list(table.columns)
     more = [] if table.order == table.key else list(table.order)
     for name in ("page", "there"):
-        read = listed(sql[f"{table.name}_{name}"].text.partition("SELECT")[2].partition("FROM")[0])
+        read = split_columns(sql[f"{table.name}_{name}"].text.partition("SELECT")[2].partition("FROM")[0])
         assert read in (list(table.columns), [*table.columns, *more])
 
 
-def listed(text: str) -> list[str]:
+def split_columns(text: str) -> list[str]:
     return [column.strip().rpartition(".")[2].partition("::")[0] for column in text.split(",")]

@@ -48,7 +48,7 @@ NOT_STOPPED: list[tuple[IsStopped, BaseException]] = [
 ]
 
 
-def _caused(error: BaseException, by: BaseException) -> BaseException:
+def _chain(error: BaseException, by: BaseException) -> BaseException:
     error.__cause__ = by
     return error
 
@@ -57,14 +57,14 @@ def _caused(error: BaseException, by: BaseException) -> BaseException:
 def test_it_is_known_also_behind_another_error(is_stopped: IsStopped, error: BaseException) -> None:
     assert is_stopped(error)
     assert is_stopped(DBAPIError("SELECT", {}, error))
-    assert is_stopped(_caused(RuntimeError("as Django does"), error))
-    assert is_stopped(_caused(error, error))  # raised from itself
+    assert is_stopped(_chain(RuntimeError("as Django does"), error))
+    assert is_stopped(_chain(error, error))  # raised from itself
 
 
 @pytest.mark.parametrize(("is_stopped", "error"), NOT_STOPPED)
 def test_another_error_is_not_for_now(is_stopped: IsStopped, error: BaseException) -> None:
     assert not is_stopped(error)
-    assert not is_stopped(_caused(error, error))
+    assert not is_stopped(_chain(error, error))
 
 
 def test_a_time_out_is_for_now_on_every_store() -> None:

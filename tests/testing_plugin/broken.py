@@ -98,12 +98,12 @@ def effect_before_the_claim(engine: AsyncEngine, provider: Provider) -> FastAPI:
     app = FastAPI(title="effect_before_the_claim")
     semel = Semel(engine, caller=from_state("caller"))
 
-    async def charged(body: dict[str, int]) -> int:
+    async def charge_early(body: dict[str, int]) -> int:
         return provider.charge(body["amount"])
 
     @app.post("/payments", dependencies=[Depends(authenticate)])
     @semel.command("payments.create")
-    async def create(number: int = Depends(charged)) -> dict[str, int]:
+    async def create(number: int = Depends(charge_early)) -> dict[str, int]:
         return {"id": number}
 
     semel.install(app)
@@ -116,7 +116,7 @@ def payload_that_changes(engine: AsyncEngine, provider: Provider) -> Any:
     numbers = itertools.count(1)
 
     async def stamping(scope: Any, receive: Any, send: Any) -> None:
-        async def stamped() -> Any:
+        async def receive_stamped() -> Any:
             message = await receive()
             if message["type"] == "http.request" and message["body"].endswith(b"}"):
                 body = message["body"][:-1] + b', "trace": %d}' % next(numbers)
@@ -125,7 +125,7 @@ def payload_that_changes(engine: AsyncEngine, provider: Provider) -> Any:
 
         if scope["type"] == "http":
             kept = [line for line in scope["headers"] if line[0] != b"content-length"]
-            await inner({**scope, "headers": kept}, stamped, send)
+            await inner({**scope, "headers": kept}, receive_stamped, send)
         else:
             await inner(scope, receive, send)
 

@@ -104,14 +104,14 @@ def test_a_missing_counted_table_is_reported(app: FastAPI, tmp_path: Path) -> No
 
 
 def test_the_handler_fails(provider: Provider) -> None:
-    async def broken(request: Request) -> Response:
+    async def fail(request: Request) -> Response:
         raise RuntimeError("no connection to the bank")
 
     class Closed(Provider):
         def charge(self, amount: int, key: str = "") -> int:
             raise RuntimeError("no connection to the bank")
 
-    app = Starlette(routes=[Route("/payments", broken, methods=["POST"])])
+    app = Starlette(routes=[Route("/payments", fail, methods=["POST"])])
     reason, remedy = why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges))
     assert reason.startswith("the handler failed")
     assert "succeed in the test" in remedy

@@ -240,10 +240,10 @@ def test_counters_of_every_kind(memory: AsyncEngine, tmp_path: Path) -> None:
     provider.charge = spy  # type: ignore[method-assign]
     app = good.starlette_app(memory, provider)
 
-    async def asked() -> int:
+    async def count_async() -> int:
         return spy.count
 
-    for counter in (spy, lambda: spy.count, asked, spy.calls):
+    for counter in (spy, lambda: spy.count, count_async, spy.calls):
         everything(assert_idempotent(app, "POST /payments", **PAY, effects=counter))
 
 

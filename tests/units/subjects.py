@@ -95,9 +95,6 @@ class Psycopg(_Subject):
         held = "SELECT FROM pg_locks WHERE relation = 'semel_record'::regclass AND pid <> pg_backend_pid()"
         return self.look(held) == []
 
-    async def taken(self, backend: Backend) -> int:
-        return count_lent(backend, asynchronous=self.asynchronous)
-
     def close(self) -> None:
         self._outside.close()
 
@@ -141,9 +138,6 @@ class Pymysql(_Subject):
         except pymysql.err.OperationalError:
             return False
         return True
-
-    async def taken(self, backend: Backend) -> int:
-        return count_lent(backend, asynchronous=self.asynchronous)
 
     def close(self) -> None:
         self._outside.close()

@@ -81,10 +81,10 @@ def test_a_claim_cancelled_at_any_place_leaves_nothing_to_the_next_command(
     subject = kind(tmp_path)
     reported: list[dict[str, Any]] = []
 
-    async def made(permit: Permit) -> Answer:
+    async def make(permit: Permit) -> Answer:
         return MADE
 
-    async def cancelled(engine: AsyncEngine, place: int) -> bool:
+    async def cancel_claim_at(engine: AsyncEngine, place: int) -> bool:
         if not is_open and kind is not AsyncSqlite:
             await engine.backend.unit_async.__self__.close()  # type: ignore[union-attr]
         waited, permit = await cancel_at(
@@ -97,11 +97,11 @@ def test_a_claim_cancelled_at_any_place_leaves_nothing_to_the_next_command(
     async def story() -> int:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         async with AsyncEngine(one_connection(subject)) as engine:
-            await engine.run(command("first", policy=ATOMIC), made)
+            await engine.run(command("first", policy=ATOMIC), make)
             for place in range(1, PLACES_MAX):
-                waited = await cancelled(engine, place)
+                waited = await cancel_claim_at(engine, place)
                 for key in (f"next{place}", f"gone{place}"):
-                    assert not (await engine.run(command(key, policy=ATOMIC), made)).replayed, (place, key)
+                    assert not (await engine.run(command(key, policy=ATOMIC), make)).replayed, (place, key)
                 if kind is not AsyncSqlite:
                     assert count_lent(engine.backend, asynchronous=True) == 0
                 if not waited:

@@ -51,11 +51,11 @@ def test_an_answer_that_the_client_does_not_read_is_stored() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await answer(send)
 
-        async def broken(message: Message) -> None:
+        async def fail_to_send(message: Message) -> None:
             raise ConnectionResetError
 
         web = protect(app, engine)
-        await web(scope_of(), Client().receive, broken)
+        await web(scope_of(), Client().receive, fail_to_send)
         assert (await call(web)).replayed
 
     on_a_loop(test)

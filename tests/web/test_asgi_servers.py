@@ -175,15 +175,15 @@ def test_the_engine_lives_as_long_as_the_application(app: App) -> None:
         calls: list[str] = []
         opening, closing = engine.open, engine.close
 
-        async def opened() -> None:
+        async def note_open() -> None:
             calls.append("open")
             await opening()
 
-        async def closed() -> None:
+        async def note_close() -> None:
             calls.append("close")
             await closing()
 
-        engine.open, engine.close = opened, closed  # type: ignore[method-assign]
+        engine.open, engine.close = note_open, note_close  # type: ignore[method-assign]
         server = Lifespan()
         web = protect(app, engine, manage_engine=True)
         await web({"type": "lifespan"}, server.receive, server.send)

@@ -113,12 +113,12 @@ def test_a_body_beyond_what_is_read_for_a_retry_is_refused_at_once(make_web: Mak
 
 
 def test_a_key_from_the_path_keeps_its_record(make_web: MakeWeb) -> None:
-    def declared(**more: Any) -> Operation:
+    def declare(**more: Any) -> Operation:
         return Operation("/orders/{id}", Policy(key_from="path:id", **more), name="order")
 
-    web = make_web(operations=[declared()])
+    web = make_web(operations=[declare()])
     assert web.call(key=None, path="/orders/1").status == 201
-    stricter = declared(key_format=KeyFormat(length_min=8))
+    stricter = declare(key_format=KeyFormat(length_min=8))
     made: Any = web
     made.middleware = type(made.middleware)(made.app, web.engine, caller=from_state("user"), operations=[stricter])
     assert web.call(key=None, path="/orders/1").replayed
@@ -170,7 +170,7 @@ def test_a_function_refuses_a_key_that_is_too_old(mode: Mode, tmp_path: Any) -> 
     with set_stage(mode, "memory", tmp_path) as stage:
         before = stage.command(pay, policy=Policy())
         after = stage.command(pay, policy=Policy(key_format=AGED))
-        assert after.with_key(OLD).met("x").__name__ == "KeyTooOld"
+        assert after.with_key(OLD).attempt("x").__name__ == "KeyTooOld"
         assert ran == []
         assert before.with_key(OLD)("x") == "paid"
         assert after.with_key(OLD)("x") == "paid"
@@ -193,7 +193,7 @@ def test_a_purged_command_does_not_run_again_under_an_old_key(mode: Mode, tmp_pa
         after = stage.command(pay, policy=replace(forgets, key_format=AGED))
         assert before.with_key(OLD)("x") == "paid"
         clock.advance(seconds=31 * 86_400)
-        assert after.with_key(OLD).met("x").__name__ == "KeyTooOld"
+        assert after.with_key(OLD).attempt("x").__name__ == "KeyTooOld"
         assert ran == ["x"]
         assert before.with_key(OLD)("x") == "paid"
         assert ran == ["x", "x"]
@@ -223,6 +223,6 @@ def test_a_function_replays(mode: Mode, stricter: dict[str, Any], tmp_path: Any)
         after = stage.command(pay, policy=Policy.of(**stricter))
         assert before.with_key("order-1")("x" * 50) == "paid"
         assert after.with_key("order-1")("x" * 50) == "paid"
-        assert after.with_key("order-1").met("y" * 50).__name__ == "KeyReusedError"
-        assert after.with_key("order-2").met("x" * 50).__name__ in ("InvalidKey", "RequestTooLarge")
+        assert after.with_key("order-1").attempt("y" * 50).__name__ == "KeyReusedError"
+        assert after.with_key("order-2").attempt("x" * 50).__name__ in ("InvalidKey", "RequestTooLarge")
         assert len(ran) == 1

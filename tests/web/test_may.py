@@ -163,7 +163,7 @@ def test_a_coroutine_function_is_awaited_and_a_plain_one_runs_in_a_thread() -> N
 def test_a_coroutine_is_no_permission() -> None:
     """A function that hides a coroutine function: what it returns is true to Python, and says nothing yet."""
 
-    def hidden(request: Any, wanted: Wanted) -> Any:
+    def deny_later(request: Any, wanted: Wanted) -> Any:
         return refuse_later(request, wanted)
 
     ran: list[str] = []
@@ -173,7 +173,7 @@ def test_a_coroutine_is_no_permission() -> None:
         return []
 
     with Engine.connect("memory://") as engine:
-        web = WsgiMiddleware(shop, engine, caller=single_caller, operations=[Operation("/a")], may=hidden)
+        web = WsgiMiddleware(shop, engine, caller=single_caller, operations=[Operation("/a")], may=deny_later)
         environ = wsgi_environ("POST", "/a", "", head(KEY, [], [b""]), b"", ALICE)
         with pytest.raises(TypeError, match="returned a coroutine, which is not awaited here"):
             wsgi_call(web, environ)
@@ -183,7 +183,7 @@ def test_a_coroutine_is_no_permission() -> None:
 
     async def main() -> None:
         async with AsyncEngine.connect("memory://") as engine:
-            web = AsgiMiddleware(serve, engine, caller=single_caller, operations=[Operation("/a")], may=hidden)
+            web = AsgiMiddleware(serve, engine, caller=single_caller, operations=[Operation("/a")], may=deny_later)
             scope = asgi_scope("POST", "/a", "", head(KEY, [], [b""]), ALICE)
             assert (await asgi_call(web, scope, [b""])).status == 403
 

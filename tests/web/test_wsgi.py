@@ -95,7 +95,7 @@ def test_a_failing_close_is_not_a_success(engine: Engine) -> None:
 
 
 def test_the_first_exception_is_the_one_that_is_reported(engine: Engine) -> None:
-    def broken() -> Iterator[bytes]:
+    def yield_and_fail() -> Iterator[bytes]:
         yield b"pa"
         raise ValueError("first")
 
@@ -104,7 +104,7 @@ def test_the_first_exception_is_the_one_that_is_reported(engine: Engine) -> None
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("201 Created", [])
-        return Pieces(broken(), second)
+        return Pieces(yield_and_fail(), second)
 
     with pytest.raises(ValueError, match="first"):
         call(protect(app, engine))

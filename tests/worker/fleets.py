@@ -66,17 +66,17 @@ class CountingDriver:
 
     async def run_async(self, make: MakeFlow[Any]) -> Any:
         self._check()
-        return await self._driver.run_async(lambda: self._counted(make()))
+        return await self._driver.run_async(lambda: self._count_statements(make()))
 
     async def run_uncut(self, make: MakeFlow[Any], waited: float = 0.0) -> Any:
         self._check()
-        return await self._driver.run_uncut(lambda: self._counted(make()), waited)
+        return await self._driver.run_uncut(lambda: self._count_statements(make()), waited)
 
     def _check(self) -> None:
         if self.is_away:
             raise StoreUnavailable("the store is away")
 
-    def _counted(self, flow: Flow[Any]) -> Flow[Any]:
+    def _count_statements(self, flow: Flow[Any]) -> Flow[Any]:
         try:
             needed = next(flow)
             while True:

@@ -72,11 +72,11 @@ def test_a_check_that_fails_in_any_way_is_not_ready() -> None:
 
 
 def test_health_listens_on_ipv6_too() -> None:
-    async def asked() -> tuple[int, Any]:
+    async def ask_livez() -> tuple[int, Any]:
         with HealthServer("::1", 0, sound) as health:
             return await asyncio.to_thread(ask, health.address, "/livez")
 
-    assert asyncio.run(asked()) == (200, {"status": "ok"})
+    assert asyncio.run(ask_livez()) == (200, {"status": "ok"})
 
 
 def test_a_store_that_hangs_is_not_ready() -> None:
@@ -87,13 +87,13 @@ def test_a_store_that_hangs_is_not_ready() -> None:
 def test_a_stalled_loop_is_not_alive() -> None:
     found: list[tuple[int, Any]] = []
 
-    async def blocked() -> None:
+    async def block_loop() -> None:
         with HealthServer("127.0.0.1", 0, sound, answer_seconds=0.05) as health:
             asking = threading.Thread(target=lambda: found.append(ask(health.address, "/livez")))
             asking.start()
             asking.join(30)  # on the loop's own thread: it turns no more
 
-    asyncio.run(blocked())
+    asyncio.run(block_loop())
     assert [(status, document["status"]) for status, document in found] == [(503, "no answer")]
 
 

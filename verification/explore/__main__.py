@@ -80,7 +80,7 @@ def _explore_variants(given: argparse.Namespace) -> list[tuple[Explored, bool]]:
     for variant in VARIANTS:
         if not given.names or variant.name in given.names:
             with variant.patch():
-                one = explore(variant.explored_in())
+                one = explore(variant.make_mode())
             one.mode = f"{variant.name} ({one.mode})"
             refused = one.violation is not None and one.violation.invariant == variant.breaks
             found.append((one, refused))

@@ -21,6 +21,6 @@ class Variant:
     patch: Patch = nullcontext
     habits: Habits = SAFE
 
-    def explored_in(self) -> Mode:
+    def make_mode(self) -> Mode:
         """The mode with this variant's habits."""
         return replace(mode_named(self.mode), habits=self.habits)

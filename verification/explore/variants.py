@@ -42,40 +42,40 @@ def no_nonce_check() -> AbstractContextManager[None]:
 def renews_without_holding() -> AbstractContextManager[None]:
     """A renewal asks whether the record is open, not whose it is."""
 
-    def renewed(row: Record | None, renewal: Renewal, now: int) -> Record | None:
+    def renew(row: Record | None, renewal: Renewal, now: int) -> Record | None:
         if row is None or row.state not in (State.CLAIMED, State.PROCESSING) or now >= row.deadline_at:
             return None
         return row._replace(lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
-    return replace_everywhere("semel.core.settle:renew_row", lambda _: renewed)
+    return replace_everywhere("semel.core.settle:renew_row", lambda _: renew)
 
 
 def abandons_without_nonce() -> AbstractContextManager[None]:
     """Giving up a claim releases the record, although another process holds it."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         return lambda row, nonce, now: original(row, nonce if row is None else row.nonce, now)
 
-    return replace_everywhere("semel.core.settle:abandon_row", made)
+    return replace_everywhere("semel.core.settle:abandon_row", wrap)
 
 
 def lease_is_a_time_to_live() -> AbstractContextManager[None]:
     """The record goes when its lease is over, as a key with an expiry in a cache does."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
             written: Record = original(row, claim, grant)
             return written._replace(forget_after=grant.lease_until)
 
         return grant_row
 
-    return replace_everywhere("semel.stores.memory.store:grant_row", made)
+    return replace_everywhere("semel.stores.memory.store:grant_row", wrap)
 
 
 def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
     """The answer's retention counts from the claim, and is over while the command still runs."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
             if row is not None and row.created_at + row.lease_us <= now and row.fingerprint == claim.fingerprint:
                 return Situation.EXPIRED_NEW
@@ -84,13 +84,13 @@ def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
 
         return situation
 
-    return replace_everywhere("semel.core.decide:situation", made)
+    return replace_everywhere("semel.core.decide:situation", wrap)
 
 
 def replays_before_comparing() -> AbstractContextManager[None]:
     """A stored answer is given out before the fingerprints are compared."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Verdict:
             if row is not None and row.answer_kind == AnswerKind.KEPT and (answer := answer_of(row)) is not None:
                 return Replay(answer, row.operation_id, State(row.state))
@@ -99,18 +99,18 @@ def replays_before_comparing() -> AbstractContextManager[None]:
 
         return decide
 
-    return replace_everywhere("semel.core.decide:decide", made)
+    return replace_everywhere("semel.core.decide:decide", wrap)
 
 
 @contextmanager
 def lapses_what_is_settled() -> Iterator[None]:
     """The reaper looks at the leases of all records, and at nothing but the lease."""
 
-    def lapsed(row: Record, now: int) -> Record | None:
+    def lapse(row: Record, now: int) -> Record | None:
         over = row.state != State.UNKNOWN and now >= row.lease_until
         return row._replace(state=State.UNKNOWN, doubt="lapsed") if over else None
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def put(self: Any, row: Record) -> None:
             original(self, row)
             self.running.add(row.id)
@@ -118,15 +118,15 @@ def lapses_what_is_settled() -> Iterator[None]:
         return put
 
     with ExitStack() as stack:
-        stack.enter_context(replace_everywhere("semel.core.settle:lapse_row", lambda _: lapsed))
-        stack.enter_context(replace_everywhere("semel.stores.memory.store:Table.put", made))
+        stack.enter_context(replace_everywhere("semel.core.settle:lapse_row", lambda _: lapse))
+        stack.enter_context(replace_everywhere("semel.stores.memory.store:Table.put", wrap))
         yield
 
 
 def settles_what_is_settled() -> AbstractContextManager[None]:
     """A settlement by any holder counts, also after another's."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def settled_row(row: Record | None, settlement: Settlement, now: int) -> Any:
             if row is not None and row.nonce == settlement.nonce:
                 row = row._replace(state=State.PROCESSING, fence=settlement.fence, lease_until=max(1, row.lease_until))
@@ -134,20 +134,20 @@ def settles_what_is_settled() -> AbstractContextManager[None]:
 
         return settled_row
 
-    return replace_everywhere("semel.core.settle:settle_row", made)
+    return replace_everywhere("semel.core.settle:settle_row", wrap)
 
 
 def generation_grows_with_each_grant() -> AbstractContextManager[None]:
     """Every attempt has derived keys of its own."""
 
-    def made(original: Any) -> Any:
+    def wrap(original: Any) -> Any:
         def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
             grant: Grant = original(row, claim, now, found)
             return grant if found is Situation.MINE else grant._replace(generation=row.generation + 1)
 
         return grant_again
 
-    return replace_everywhere("semel.core.decide:grant_again", made)
+    return replace_everywhere("semel.core.decide:grant_again", wrap)
 
 
 def dedup_never_ends() -> AbstractContextManager[None]:
@@ -161,15 +161,15 @@ def dedup_never_ends() -> AbstractContextManager[None]:
 def purges_the_unknown() -> AbstractContextManager[None]:
     """UNKNOWN records have an end like all others."""
 
-    def made(original: Any) -> Any:
-        def lapsed(row: Record, now: int) -> Record | None:
+    def wrap(original: Any) -> Any:
+        def lapse(row: Record, now: int) -> Record | None:
             after: Record | None = original(row, now)
             _, forget_after = retention(now, row.answer_us, row.tombstone_us)
             return None if after is None else after._replace(forget_after=forget_after)
 
-        return lapsed
+        return lapse
 
-    return replace_everywhere("semel.core.settle:lapse_row", made)
+    return replace_everywhere("semel.core.settle:lapse_row", wrap)
 
 
 def tombstone_goes_with_the_answer() -> AbstractContextManager[None]:
@@ -210,7 +210,7 @@ def fences_restart_and_no_nonce() -> Any:
 def unfinished_is_nothing() -> AbstractContextManager[None]:
     """A reaper that frees what has lapsed instead of making it visible."""
 
-    def lapsed(row: Record, now: int) -> Record | None:
+    def lapse(row: Record, now: int) -> Record | None:
         if row.state != State.PROCESSING or now < row.lease_until:
             return None
         answer_until, forget_after = retention(now, row.answer_us, row.tombstone_us)
@@ -221,7 +221,7 @@ def unfinished_is_nothing() -> AbstractContextManager[None]:
             forget_after=forget_after,
         )
 
-    return replace_everywhere("semel.core.settle:lapse_row", lambda _: lapsed)
+    return replace_everywhere("semel.core.settle:lapse_row", lambda _: lapse)
 
 
 VARIANTS: Final = (

@@ -141,7 +141,7 @@ class Recorder:
         event = {"event": "effect", "at": time.monotonic_ns(), "key": key.hex(), "effects": effects}
         self._write({**event, "generation": generation, "derived": derived, "answer": digest(answer)})
 
-    def ended(self, pid: int) -> None:
+    def note_end(self, pid: int) -> None:
         """That process is dead by now; written by the process that has waited for it."""
         self._ready()
         self._write({"event": "ended", "at": time.monotonic_ns(), "pid": pid})

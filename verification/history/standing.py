@@ -188,17 +188,17 @@ def _look(at: Standing, op: Operation, told: Words, terms: Terms) -> Standing | 
 def _settle(at: Standing, op: Operation) -> Standing | None:
     told = op.result
     if told is None or told["settling"] == "settled":
-        return _settled(at, op.args)
+        return _apply_settled(at, op.args)
     holds = at.phase in (HELD, DOUBT) and at.holder == op.args["fence"]
     if told["settling"] == "early":
         return at._replace(phase=DOUBT) if holds else None
     return at if not holds or at.effects == "atomic" else None
 
 
-def _settled(at: Standing, word: Words) -> Standing | None:
+def _apply_settled(at: Standing, word: Words) -> Standing | None:
     fence, state = word["fence"], word["state"]
     if word["effects"] == "atomic":
-        return _settled_atomic(at, word)
+        return _apply_settled_atomic(at, word)
     holds = at.phase in (HELD, DOUBT) and at.holder == fence
     if not holds:
         return at if at.holder == fence and _same_end(at, word) else None
@@ -215,7 +215,7 @@ def _settled(at: Standing, word: Words) -> Standing | None:
             return at._replace(phase=FREE)
 
 
-def _settled_atomic(at: Standing, word: Words) -> Standing | None:
+def _apply_settled_atomic(at: Standing, word: Words) -> Standing | None:
     """Commit, or roll back; a refusal is stored by its own grant after the rollback."""
     holds = at.phase in (HELD, DOUBT) and at.holder == word["fence"]
     match word["state"]:

@@ -82,7 +82,7 @@ def _commit_believed(original: Any) -> Any:
 def _runs_again_after_a_commit_error() -> Iterator[None]:
     """A commit that was not answered counts as failed, and the unit runs again under its old grant."""
 
-    def failed(_: Any) -> Any:
+    def make_failing(_: Any) -> Any:
         def confirm_commit(store: Any, grant: Grant) -> Flow[None]:
             yield from ()
             raise StoreTimeout("the commit failed")
@@ -107,7 +107,7 @@ def _runs_again_after_a_commit_error() -> Iterator[None]:
         return finish
 
     with (
-        replace_everywhere("semel.atomic.flow:_confirm_commit", failed),
+        replace_everywhere("semel.atomic.flow:_confirm_commit", make_failing),
         replace_everywhere("semel.engine.sync_engine:Engine._finish", again),
     ):
         yield

@@ -63,7 +63,7 @@ class Proxy:
         """End all connections; new ones go to this port."""
         self._say(f"aim {target}")
 
-    def lost(self) -> Counter[str]:
+    def count_lost(self) -> Counter[str]:
         """What was lost so far: ``reply`` and ``request``, and each with the word of ``WORDS`` it was about."""
         return Counter({word: int(count) for word, count in (each.split("=") for each in self._say("count").split())})
 

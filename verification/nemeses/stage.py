@@ -95,7 +95,7 @@ class Stage:
         forgets()
         pause(ON_ITS_WAY_SECONDS)
         for worker in workers:
-            recorder.ended(worker.pid)
+            recorder.note_end(worker.pid)
             worker.close()
         pause(LEASE_SECONDS + 0.1)
         self._finish(keys)
@@ -133,7 +133,7 @@ class Stage:
         def life(line: Line) -> None:
             recorder = self._recording("last")
             ask_everything(self.ground.url, recorder, keys, self.effects, self.seed)
-            note_committed(self.ground.committed(), recorder)
+            note_committed(self.ground.read_committed(), recorder)
 
         last = Worker(life)
         last.rest(LAST_SECONDS_MAX)

@@ -133,7 +133,7 @@ def _is_over(row: Record, now: int) -> bool:
 
 def _records_are_true(schedule: Schedule) -> None:
     for row in schedule.server.data.rows().values():
-        happened = schedule.ledger.happened(row.id)
+        happened = schedule.ledger.has_happened(row.id)
         if row.state == State.SUCCEEDED and not happened:
             raise Violated("I2 one answer", f"success without its effect: {describe(row)}")
         failed = row.state in (State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)

@@ -77,14 +77,14 @@ class Call:
         self.task = self.loop.create_task(self.worker.engine.run(self.command, handler, wait_seconds=wait_seconds))
 
         self._ended = ended
-        self.task.add_done_callback(self._done)
+        self.task.add_done_callback(self._check_end)
 
-    def _done(self, task: asyncio.Task[Result]) -> None:
+    def _check_end(self, task: asyncio.Task[Result]) -> None:
         self.over = True
         self._check(task)
         self._ended(self)
 
-    def gone(self) -> None:
+    def lose_connection(self) -> None:
         """Its worker has crashed: the connection is lost."""
         self.over = True
         self._tell("loses the connection")
@@ -105,10 +105,10 @@ class Call:
         except Exception as error:  # noqa: BLE001 - every kind of error is looked at
             self.error = error
             self._tell(f"is told {type(error).__name__}: {error}")
-            self._schedule.judge(self._refused, error)
+            self._schedule.judge(self._check_refusal, error)
         else:
             self._tell(f"gets {result.answer.status}{' (replayed)' if result.replayed else ''}")
-            self._schedule.judge(self._answered, result)
+            self._schedule.judge(self._check_answer, result)
 
     def _tell(self, what: str) -> None:
         if self._schedule.world.tracing:
@@ -116,7 +116,7 @@ class Call:
 
     # --- what it got --------------------------------------------------------------------------
 
-    def _answered(self, result: Result) -> None:
+    def _check_answer(self, result: Result) -> None:
         answer = result.answer
         self._own(result.operation_id)
         id, life, payload, _ = answer.body.split(b":")
@@ -140,7 +140,7 @@ class Call:
         status = answer.status
         return status in (201, 409) or (status == 500 and self.command.policy.on_error == "replay")
 
-    def _refused(self, error: Exception) -> None:
+    def _check_refusal(self, error: Exception) -> None:
         seen = f"{self.client} was told {type(error).__name__}"
         if isinstance(error, KeyReusedError):
             self.final = True

@@ -203,10 +203,10 @@ class AskedStore:
         if not callable(method):  # what it is, not what it does: such as its dialect
             return method
 
-        def noted(*given: Any) -> Flow[Any]:
+        def note_and_call(*given: Any) -> Flow[Any]:
             self.asked.append((verb, given))
             flow: Flow[Any] = method(*given)
             return flow
 
-        setattr(self, verb, noted)
-        return noted
+        setattr(self, verb, note_and_call)
+        return note_and_call

@@ -75,7 +75,7 @@ class Ledger:
         """Its retention is over: what comes now is another command."""
         self._lives[id] = self.life(id) + 1
 
-    def happened(self, id: bytes, life: int | None = None) -> bool:
+    def has_happened(self, id: bytes, life: int | None = None) -> bool:
         """Whether the effect of this key took place, in its present life."""
         return (id, self.life(id) if life is None else life) in self._executed
 

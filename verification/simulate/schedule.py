@@ -45,10 +45,10 @@ class Schedule:
         self.plan: Plan = shapes.draw_plan(world, shape)
         atomic = self.plan.policy.effects is Effects.ATOMIC
         data: Database = SqliteDatabase() if self.plan.on_sqlite else MemoryDatabase()
-        self.ledger, watch = self._watched(world)
+        self.ledger, watch = self._make_watch(world)
         self.server = Server(world, data, self.ledger, watch, transactional=atomic or bool(self.plan.script))
         self.server.drift = self.plan.drift
-        self.server.watch.on_lapse = self._lapsed
+        self.server.watch.on_lapse = self._check_lapse
         self.workers: list[Worker] = []
         self.calls: list[Call] = []
         self.runs: list[Execution] = []
@@ -60,7 +60,7 @@ class Schedule:
         self._tasks: list[asyncio.Task[Any]] = []
         self._completers: dict[str, Completer] = {}  # by the life of the process that they run in
 
-    def _watched(self, world: World) -> tuple[Ledger, type[Watch]]:
+    def _make_watch(self, world: World) -> tuple[Ledger, type[Watch]]:
         plan = self.plan
         if not plan.script:
             return Ledger(world, MEMORY_US), Watch
@@ -133,7 +133,7 @@ class Schedule:
             raise self.violated
 
     def _on_send(self, worker: Worker) -> Callable[[int], None]:
-        def sent(_: int) -> None:
+        def count_send(_: int) -> None:
             self._sent += 1
             what = self.plan.crashes.pop(self._sent, None)
             if what is None:
@@ -143,7 +143,7 @@ class Schedule:
             else:
                 self.world.after(0 if what == "crash before" else self.world.between(0, 5000), self._crash, worker)
 
-        return sent
+        return count_send
 
     def _ids(self, worker: Worker) -> set[bytes]:
         return {call.id for call in self.calls if call.loop is worker.loop and call.in_flight}
@@ -155,7 +155,7 @@ class Schedule:
         worker.crash()
         for call in self.calls:
             if call.loop is worker.loop and not call.over:
-                call.gone()
+                call.lose_connection()
         self.world.after(self.world.between(0, 2 * SECOND), self._restart, worker)
 
     def _restart(self, worker: Worker) -> None:
@@ -207,10 +207,10 @@ class Schedule:
         if rested or worker.who not in self._completers:
             completer = Completer(worker.engine)
 
-            async def resumed(permit: Permit, request: bytes) -> Answer:
+            async def resume(permit: Permit, request: bytes) -> Answer:
                 return await run_handler(self, Resumption(worker, request[0]), permit)
 
-            completer.register("pay", self.plan.policy, resumed)
+            completer.register("pay", self.plan.policy, resume)
             self._completers[worker.who] = completer
         self.background(worker, self._completers[worker.who].run_once)
 
@@ -240,7 +240,7 @@ class Schedule:
 
     def _truth(self, row: Record) -> Resolution | None:
         """What happened, as the provider says; None while it may still happen."""
-        happened = self.ledger.happened(row.id)
+        happened = self.ledger.has_happened(row.id)
         if self.plan.script:
             return self._truth_of_step(row)
         if not happened and (self.ledger.on_their_way.get(row.id) or self._may_happen(row.id)):
@@ -288,7 +288,7 @@ class Schedule:
         if self.busy == 0:
             self.world.stop()
 
-    def _lapsed(self, row: Record) -> None:
+    def _check_lapse(self, row: Record) -> None:
         """A lease is over. Where nothing was in its holder's way, it should have been renewed."""
         plan = self.plan
         if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
@@ -308,9 +308,9 @@ class Schedule:
         first = self._finals.setdefault((id, life), answer.body)
         if first != answer.body:
             raise Violated("I2 one answer", f"{client} was given another final answer than the first client")
-        if answer.status == 201 and not self.ledger.happened(id, life):
+        if answer.status == 201 and not self.ledger.has_happened(id, life):
             raise Violated("I2 one answer", f"{client} was told of success, and nothing happened")
-        if answer.status == 409 and self.ledger.happened(id, life):
+        if answer.status == 409 and self.ledger.has_happened(id, life):
             raise Violated("I2 one answer", f"{client} was refused for good, and yet it happened")
 
     def judge(self, check: Callable[[Any], None], seen: Any) -> None:

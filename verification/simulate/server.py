@@ -95,11 +95,11 @@ class Server:
         else:
             self._go_on(request)
 
-    def lost(self, request: Request) -> None:
+    def note_lost(self, request: Request) -> None:
         """It never arrives: only what it was about is noted."""
         self.store.asked = []
         request.make().close()
-        self.watch.lost(self.store.asked, self.data.rows())
+        self.watch.note_lost(self.store.asked, self.data.rows())
 
     def _go_on(self, request: Request) -> None:
         session = request.session
@@ -111,11 +111,11 @@ class Server:
         except SemelError as error:
             request.reply(None, error)
             return
-        self.watch.stepped(request.who, request.asked, before, self.data.rows(), session.now)
+        self.watch.check_step(request.who, request.asked, before, self.data.rows(), session.now)
         if not ended:
             self._world.after(self._world.between(0, 2000), self._go_on, request)
             return
-        self.watch.answered(request.who, request.asked, before, session.reply, request.fault)
+        self.watch.check_reply(request.who, request.asked, before, session.reply, request.fault)
         if self.on_steps is not None:
             self.on_steps()
         request.reply(session.reply, None)
@@ -146,8 +146,8 @@ class Server:
         except SemelError as error:
             request.reply(None, error)
             return
-        self.watch.stepped(request.who, request.asked, before, unit.data.rows(), session.now)
-        self.watch.answered(request.who, request.asked, before, session.reply, request.fault)
+        self.watch.check_step(request.who, request.asked, before, unit.data.rows(), session.now)
+        self.watch.check_reply(request.who, request.asked, before, session.reply, request.fault)
         request.reply(session.reply, None)
 
     def commit(self, unit: Transaction, *, early: bool = False) -> bool:
@@ -156,7 +156,7 @@ class Server:
             return False
         before = self.data.rows()
         self.data.adopt(unit.data)
-        self.watch.committed(unit.who, before, self.data.rows(), early=early)
+        self.watch.check_commit(unit.who, before, self.data.rows(), early=early)
         for effect in unit.connection.effects:
             self._ledger.execute(effect)
         unit.connection.effects.clear()

@@ -52,7 +52,7 @@ class StepLedger(Ledger):
         """The account of one step."""
         return self._accounts.setdefault((id, life, name), Account())
 
-    def happened(self, id: bytes, life: int | None = None) -> bool:
+    def has_happened(self, id: bytes, life: int | None = None) -> bool:
         """Whether all of it took place: every step, or the rest by an operator's hand."""
         at = self.life(id) if life is None else life
         return (id, at) in self._by_hand or all(self.account(id, at, part.name).effects for part in self.script)
@@ -92,7 +92,7 @@ class StepLedger(Ledger):
         account.attempts += 1
         account.open += 1
 
-    def proven(self, run: Execution, part: Part) -> None:
+    def note_proof(self, run: Execution, part: Part) -> None:
         """A call has ended, and proved that it had no effect."""
         self.account(run.id, run.life, part.name).open -= 1
 
@@ -132,7 +132,7 @@ class StepLedger(Ledger):
 
     # --- what is recorded -----------------------------------------------------------------------
 
-    def recorded(self, id: bytes, finished: dict[str, bytes]) -> None:
+    def check_recorded(self, id: bytes, finished: dict[str, bytes]) -> None:
         """The finished steps of a record, as they are stored now. Raises Violated where one is gone or was changed."""
         life = self.life(id)
         for part in self.script:
@@ -148,7 +148,7 @@ class StepLedger(Ledger):
                 raise Violated("I2 one answer", f"step {part.name} is recorded as finished, and it did not happen so")
             account.finished = result
 
-    def returned(self, run: Execution, part: Part, number: int, *, superseded: bool) -> None:
+    def check_result(self, run: Execution, part: Part, number: int, *, superseded: bool) -> None:
         """A step has given this result to its handler. Raises Violated where it is not the step's own.
 
         Parameters: ``superseded`` as for ``begin``: the answer of such a handler is not used.

@@ -100,28 +100,28 @@ class StepWatch(Watch):
             row = read()[id]
             generation, found = entries(packed)
             if generation == row.generation:
-                self._steps.recorded(id, {entry.name: entry.result for entry in found if entry.finished})
+                self._steps.check_recorded(id, {entry.name: entry.result for entry in found if entry.finished})
 
     # --- writes -------------------------------------------------------------------------------
 
-    def _changed(self, who: str, asked: Asked, was: Record | None, row: Record, now: int) -> None:
+    def _check_change(self, who: str, asked: Asked, was: Record | None, row: Record, now: int) -> None:
         verb, given = asked[-1] if asked else ("nothing", ())
         self._fences[row.id] = row.fence
         if verb in ("write_steps", "keep_request"):
             if self._world.tracing:
                 self._world.tell(who, f"{verb}: {describe(was)} -> {describe(row)}")
-            self._held(verb, given[:1], was, row, now)
+            self._check_held(verb, given[:1], was, row, now)
             if row.state not in OPEN:
                 raise Violated("I6 progress", f"{verb} wrote: {describe(was)} -> {describe(row)}")
             return
-        super()._changed(who, asked, was, row, now)
+        super()._check_change(who, asked, was, row, now)
         without_steps = was is not None and row.fence != was.fence and row.state == State.PROCESSING
         if without_steps and self._steps.may_have_happened(row.id):
             raise Violated("I4 no blind rerun", f"granted without its steps: {describe(was)} -> {describe(row)}")
         if row.state == State.UNKNOWN and (was is None or was.state != State.UNKNOWN):
             self._doubt_is_named(verb, row)
 
-    def answered(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
+    def check_reply(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
         verb, given = asked[-1] if asked else ("nothing", ())
         if verb == "write_steps" and reply:
             self._is_held(given[0], before.get(given[0].id), "a list of steps was written")
@@ -129,14 +129,14 @@ class StepWatch(Watch):
             self._started.setdefault((given[0].id, given[0].fence), set()).update(names)
         elif verb == "read_steps" and isinstance(reply, Recorded):
             self._is_held(given[0], before.get(given[0].id), "a list of steps was read")
-        super().answered(who, asked, before, reply, fault)
+        super().check_reply(who, asked, before, reply, fault)
 
     def _is_held(self, holder: Renewal, row: Record | None, what: str) -> None:
         mine = row is not None and (row.fence, row.nonce) == (holder.fence, holder.nonce)
         if row is None or not mine or row.state not in (*OPEN, State.UNKNOWN) or row.lease_until == 0:
             raise Violated("I3 fenced", f"{what} by a holder whose grant does not stand: {describe(row)}")
 
-    def committed(self, who: str, before: Rows, after: Rows, *, early: bool) -> None:
+    def check_commit(self, who: str, before: Rows, after: Rows, *, early: bool) -> None:
         if self._world.tracing:
             for id, row in after.items():
                 if before.get(id) != row:
@@ -159,7 +159,7 @@ class StepWatch(Watch):
         if not begun or (account.finished is not None and self.faultless):
             raise Violated("I6 progress", f"{verb} names a step that is not in doubt: {describe(row)}")
 
-    def _held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
+    def _check_held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
         if verb == "renew" and was is not None and was.state == State.UNKNOWN and (was.doubt or "").startswith(STEP):
             if row.doubt != was.doubt or row.state != State.PROCESSING:
                 raise Violated("I6 progress", f"a renewal lost a doubt: {describe(was)} -> {describe(row)}")
@@ -167,22 +167,22 @@ class StepWatch(Watch):
         given_back = was is not None and was.state == State.CLAIMED and was.lease_until == 0
         if given_back and verb != "keep_request":  # a request that comes late is the one that was kept before
             raise Violated("I3 fenced", f"what its holder had given back was written once more: {describe(was)}")
-        super()._held(verb, held, was, row, now)
+        super()._check_held(verb, held, was, row, now)
 
     def _may_be_granted(self, was: Record, row: Record, now: int) -> None:
         super()._may_be_granted(was, row, now)
         if row.generation != was.generation:
             raise Violated("I4 no blind rerun", f"a grant moved the generation: {describe(was)} -> {describe(row)}")
 
-    def _abandoned(self, nonces: Any, was: Record | None, row: Record) -> None:
-        super()._abandoned(nonces, was, row)
+    def _check_abandoned(self, nonces: Any, was: Record | None, row: Record) -> None:
+        super()._check_abandoned(nonces, was, row)
         if row.state == State.FAILED_NOT_REPLAYABLE and self._steps.anything_happened(row.id):
             raise Violated("I4 no blind rerun", f"a claim freed a key whose steps had happened: {describe(row)}")
 
-    def _resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
+    def _check_resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
         seen = f"resolve: {describe(was)} -> {describe(row)}"
         kept = row if was is None or resolution.happened else row._replace(generation=was.generation + 1)
-        super()._resolved(resolution, was, kept, now)  # its rule for the generation is for handlers without steps
+        super()._check_resolved(resolution, was, kept, now)  # its rule for the generation is for handlers without steps
         assert was is not None
         if resolution.happened:
             return

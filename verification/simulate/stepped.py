@@ -96,12 +96,12 @@ async def _hang(schedule: Schedule) -> None:
 async def _step(schedule: Schedule, worker: Worker, permit: Permit, run: Execution, part: Part, end: str) -> None:
     ledger, watch = _of(schedule)
 
-    async def made() -> int:
+    async def call_once() -> int:
         if not watch.has_started(run.id, run.fence, part.name):
             raise Violated("I4 no blind rerun", f"step {part.name} is called before its start is recorded, by {run}")
         return await _call(schedule, worker, run, part, end, lambda: _send(schedule, permit, run, part, end))
 
-    async def written(connection: Any) -> int:
+    async def write_once(connection: Any) -> int:
         effect = ledger.effect(run, part, permit.key_for(part.name))
 
         async def write() -> int:
@@ -111,23 +111,23 @@ async def _step(schedule: Schedule, worker: Worker, permit: Permit, run: Executi
         return await _call(schedule, worker, run, part, end, write)
 
     if part.kind == "local":
-        number = await permit.local_step(part.name, _telling(schedule, written))
+        number = await permit.local_step(part.name, _telling(schedule, write_once))
     else:
-        number = await permit.step(part.name, _telling(schedule, made), repeat=part.repeats)
-    ledger.returned(run, part, number, superseded=watch.is_superseded(run.id, run.fence))
+        number = await permit.step(part.name, _telling(schedule, call_once), repeat=part.repeats)
+    ledger.check_result(run, part, number, superseded=watch.is_superseded(run.id, run.fence))
 
 
 def _telling(schedule: Schedule, call: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
     """A violation inside a call is the schedule's, before the engine takes it for the handler's own."""
 
-    async def told(*given: Any) -> int:
+    async def tell_and_call(*given: Any) -> int:
         try:
             return await call(*given)
         except Violated as violated:
             schedule.fail(violated)
             raise
 
-    return told
+    return tell_and_call
 
 
 async def _call(
@@ -138,7 +138,7 @@ async def _call(
     ledger.begin(run, part, superseded=watch.is_superseded(run.id, run.fence))
     match end:
         case "nothing happened":
-            ledger.proven(run, part)
+            ledger.note_proof(run, part)
             raise NothingHappened("simulated")
         case "raise before":
             raise StepFailed("before its effect")

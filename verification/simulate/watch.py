@@ -62,17 +62,17 @@ class Watch:
 
     # --- writes -------------------------------------------------------------------------------
 
-    def stepped(self, who: str, asked: Asked, before: Rows, after: Rows, now: int) -> None:
+    def check_step(self, who: str, asked: Asked, before: Rows, after: Rows, now: int) -> None:
         """One step of a flow was performed. Raises Violated where it changed what it may not."""
         for id, row in after.items():
             was = before.get(id)
             if was is not row and was != row:
-                self._changed(who, asked, was, row, now)
+                self._check_change(who, asked, was, row, now)
         if len(before) > len(after) or before.keys() - after.keys():
             for id in [id for id in before if id not in after]:
-                self._forgotten(who, asked, before[id], now)
+                self._check_forgotten(who, asked, before[id], now)
 
-    def committed(self, who: str, before: Rows, after: Rows, *, early: bool) -> None:
+    def check_commit(self, who: str, before: Rows, after: Rows, *, early: bool) -> None:
         """An ATOMIC unit became everybody's; its writes were watched one by one inside."""
         for id, row in after.items():
             if before.get(id) != row:
@@ -82,23 +82,23 @@ class Watch:
                 if not early and row.state in OPEN:
                     raise Violated("I1 one effect", f"an ATOMIC unit was committed without its answer: {describe(row)}")
 
-    def _changed(self, who: str, asked: Asked, was: Record | None, row: Record, now: int) -> None:
+    def _check_change(self, who: str, asked: Asked, was: Record | None, row: Record, now: int) -> None:
         verb, given = asked[-1] if asked else ("nothing", ())
         if self._world.tracing:
             self._world.tell(who, f"{verb}: {describe(was)} -> {describe(row)}")
         match verb:
             case "claim" | "claim_in_unit":
-                self._granted(was, row, now)
+                self._check_granted(was, row, now)
             case "settle" if len(asked) > 1 and (was is None or was.state not in OPEN):
-                self._granted(was, row, now)  # a refusal of an ATOMIC command: claim and settle in one transaction
+                self._check_granted(was, row, now)  # a refused ATOMIC command: claim and settle in one transaction
             case "settle" | "renew" | "mark_not_kept":
-                self._held(verb, given[0], was, row, now)
+                self._check_held(verb, given[0], was, row, now)
             case "abandon":
-                self._abandoned(given[0], was, row)
+                self._check_abandoned(given[0], was, row)
             case "lapse":
-                self._lapsed(was, row, now)
+                self._check_lapsed(was, row, now)
             case "resolve":
-                self._resolved(given[0], was, row, now)
+                self._check_resolved(given[0], was, row, now)
             case "purge":
                 self._answer_dropped(was, row, now)
             case _:
@@ -109,7 +109,7 @@ class Watch:
             if row.state == State.FAILED_NOT_REPLAYABLE:
                 self._nothing_happened(verb, row)
 
-    def _granted(self, was: Record | None, row: Record, now: int) -> None:
+    def _check_granted(self, was: Record | None, row: Record, now: int) -> None:
         self.operations[row.operation_id] = row.id
         life = self._ledger.life(row.id)
         if was is not None:
@@ -154,7 +154,7 @@ class Watch:
             ):
                 raise Violated("I1 one effect", f"a takeover forgot when the command began: {seen}")
 
-    def _held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
+    def _check_held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
         mine = was is not None and any(w.id == was.id and w.fence == was.fence and w.nonce == was.nonce for w in held)
         seen = f"{verb}: {describe(was)} -> {describe(row)}"
         if was is None or not mine:
@@ -174,7 +174,7 @@ class Watch:
         if row.state in (State.UNKNOWN, *OPEN) and row.forget_after is not None:
             raise Violated("I6 progress", f"a record without an outcome was given an end: {seen}")
 
-    def _abandoned(self, nonces: Any, was: Record | None, row: Record) -> None:
+    def _check_abandoned(self, nonces: Any, was: Record | None, row: Record) -> None:
         seen = f"abandon: {describe(was)} -> {describe(row)}"
         if was is None or (was.id, was.nonce) not in nonces or was.state not in (*OPEN, State.UNKNOWN):
             raise Violated("I3 fenced", f"a claim was released that is not the caller's: {seen}")
@@ -182,13 +182,13 @@ class Watch:
             if run.nonce == was.nonce:
                 raise Violated("I4 no blind rerun", f"a claim was given up although its handler ran ({run}): {seen}")
 
-    def _lapsed(self, was: Record | None, row: Record, now: int) -> None:
+    def _check_lapsed(self, was: Record | None, row: Record, now: int) -> None:
         if was is None or was.state != State.PROCESSING or row.state != State.UNKNOWN or now < was.lease_until:
             raise Violated("I6 progress", f"the reaper wrote: {describe(was)} -> {describe(row)}")
         if self.on_lapse is not None:
             self.on_lapse(was)
 
-    def _resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
+    def _check_resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
         seen = f"resolve: {describe(was)} -> {describe(row)}"
         if was is None or was.fence != resolution.fence or row.fence <= was.fence:
             raise Violated("I3 fenced", f"a resolution is a compare-and-set on the fence, and moves it: {seen}")
@@ -207,7 +207,7 @@ class Watch:
         if row.state != was.state or row.answer_kind != AnswerKind.NOT_KEPT:
             raise Violated("I2 one answer", f"a purge drops the answer alone: {describe(was)} -> {describe(row)}")
 
-    def _forgotten(self, who: str, asked: Asked, was: Record, now: int) -> None:
+    def _check_forgotten(self, who: str, asked: Asked, was: Record, now: int) -> None:
         if self._world.tracing:
             self._world.tell(who, f"forgets {describe(was)}")
         self._count(was, now, "purge: forgotten")
@@ -219,13 +219,13 @@ class Watch:
         self.begun.pop(was.id, None)
 
     def _nothing_happened(self, verb: str, row: Record) -> None:
-        if self._ledger.happened(row.id):
+        if self._ledger.has_happened(row.id):
             raise Violated("I4 no blind rerun", f"{verb} says that nothing happened, but it did: {describe(row)}")
         self.begun.pop(row.id, None)
 
     # --- replies ------------------------------------------------------------------------------
 
-    def answered(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
+    def check_reply(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
         """A flow has ended: its reply, and which (state × event) that was."""
         now = self._clock()
         for verb, given in asked:
@@ -234,7 +234,7 @@ class Watch:
                     claims = (given[0],) if verb == "claim_in_unit" else given[0]
                     verdicts = reply if isinstance(reply, list) else [reply]
                     for claim, verdict in zip(claims, verdicts, strict=False):
-                        self._attempted(who, claim, before.get(claim.id), verdict, now, fault)
+                        self._check_attempt(who, claim, before.get(claim.id), verdict, now, fault)
                 case "settle":
                     for settlement, ended in zip(given[0], reply if isinstance(reply, list) else [reply], strict=False):
                         late = isinstance(ended, Superseded)
@@ -248,7 +248,7 @@ class Watch:
                         self._count(before.get(renewal.id), now, "renew" if mine else "renew: refused")
                 case "abandon":
                     for (id, nonce), seen in zip(given[0], reply, strict=True):
-                        self._given_up(before.get(id), nonce, seen, now)
+                        self._check_given_up(before.get(id), nonce, seen, now)
                 case "mark_not_kept":
                     for mark in given[0]:
                         self._count(before.get(mark.id), now, "mark not kept")
@@ -260,14 +260,14 @@ class Watch:
                 case _:
                     pass  # a look changes nothing and ends nothing
 
-    def _given_up(self, row: Record | None, nonce: bytes, seen: bool, now: int) -> None:
+    def _check_given_up(self, row: Record | None, nonce: bytes, seen: bool, now: int) -> None:
         self.given_up.add(nonce)
         self._count(row, now, "abandon" if seen else "abandon: nothing there")
         mine = row is not None and row.nonce == nonce and row.state in (*OPEN, State.UNKNOWN) and row.lease_until > 0
         if mine and not seen:
             raise Violated("I6 progress", f"a claim that nobody owns was not released: {describe(row)}")
 
-    def _attempted(self, who: str, claim: Claim, row: Record | None, verdict: Any, now: int, fault: str) -> None:
+    def _check_attempt(self, who: str, claim: Claim, row: Record | None, verdict: Any, now: int, fault: str) -> None:
         same = row is None or row.fingerprint == claim.fingerprint
         self._count(row, now, "attempt" if same else "attempt, other payload")
         if fault:
@@ -289,7 +289,7 @@ class Watch:
         pair = (state_name(row, now), event)
         self.coverage[pair] = self.coverage.get(pair, 0) + 1
 
-    def lost(self, asked: Asked, rows: Rows) -> None:
+    def note_lost(self, asked: Asked, rows: Rows) -> None:
         """A request never arrived: what it was about."""
         now = self._clock()
         for verb, given in asked:

@@ -89,7 +89,7 @@ class Wire:
             case "refused":
                 world.after(there, self._deliver, future, None, StoreUnavailable("simulated: the store refuses"))
             case "lost request":
-                self._server.lost(request)
+                self._server.note_lost(request)
                 world.after(patience, self._deliver, future, None, StoreTimeout("simulated: no reply"))
             case "late request":
                 world.after(patience, self._deliver, future, None, StoreTimeout("simulated: no reply yet"))

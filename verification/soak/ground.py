@@ -29,7 +29,7 @@ class Ground(Protocol):
     def prepare(self) -> None:
         """Make it, empty; what a round of the same name has left is dropped."""
 
-    def committed(self) -> list[Row]:
+    def read_committed(self) -> list[Row]:
         """The rows that ATOMIC commands have committed."""
 
     def drop(self) -> None:
@@ -77,7 +77,7 @@ class SqliteGround:
         connection.execute(TABLE)
         connection.close()
 
-    def committed(self) -> list[Row]:
+    def read_committed(self) -> list[Row]:
         """The rows of the business table."""
         connection = sqlite3.connect(self.database, timeout=10, isolation_level=None)
         try:

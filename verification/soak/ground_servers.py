@@ -68,7 +68,7 @@ class PostgresGround:
             connection.execute(TABLE)
         migrate(self.url)
 
-    def committed(self) -> list[Row]:
+    def read_committed(self) -> list[Row]:
         """The rows of the business table."""
         with self._connect() as connection:
             return decode(connection.execute(ROWS).fetchall())
@@ -103,7 +103,7 @@ class MariadbGround:
             connection.cursor().execute(TABLE + " ENGINE = InnoDB")
         migrate(self.url)
 
-    def committed(self) -> list[Row]:
+    def read_committed(self) -> list[Row]:
         """The rows of the business table."""
         with self._connect(self.name) as connection:
             cursor = connection.cursor()
@@ -131,7 +131,7 @@ class RedisGround:
         self.drop()
         migrate(self.url)
 
-    def committed(self) -> list[Row]:
+    def read_committed(self) -> list[Row]:
         """None: there is no business table."""
         return []
 

@@ -115,7 +115,7 @@ class Soak:
             code = lane.wait()
             lane.close()
             if said is None or code != 0:
-                self._violated(folder, {"seed": seed, "failed": f"the round ended with {code}; see what it printed"})
+                self._keep_all(folder, {"seed": seed, "failed": f"the round ended with {code}; see what it printed"})
             else:
                 self._take(json.loads(said[0]), folder)
 
@@ -130,29 +130,29 @@ class Soak:
         summary.operations_of_one_key_most = most
         summary.leases_unjudged_rounds += any("stepped" in note for note in outcome["notes"])
         if outcome["violations"] or outcome["undecided"]:
-            self._violated(folder, outcome)
+            self._keep_all(folder, outcome)
         else:
             shutil.rmtree(folder)
         self._save()
 
-    def _violated(self, folder: Path, found: dict[str, Any]) -> None:
+    def _keep_all(self, folder: Path, found: dict[str, Any]) -> None:
         """Keep everything that was there, and say where."""
         self.summary.status = "violated"
         self.summary.evidence = str(folder)
         if folder.is_dir():
-            evidence = {"found": found, "versions": self.summary.versions, "plan": self.plan.shown()}
+            evidence = {"found": found, "versions": self.summary.versions, "plan": self.plan.as_json()}
             (folder / "evidence.json").write_text(json.dumps(evidence, indent=2) + "\n", "utf-8")
 
     def _hear_simulation(self) -> None:
         chunk = self._simulation
-        if chunk is None or not chunk.ended():
+        if chunk is None or not chunk.is_over():
             return
         self._simulation = None
         self.summary.simulation_seconds += time.monotonic() - chunk.started
-        if chunk.held():
+        if chunk.has_held():
             self.summary.simulations += chunk.schedules
         else:
-            self._violated(chunk.log, {})  # it tells the seed and the story
+            self._keep_all(chunk.log, {})  # it tells the seed and the story
         self._save()
 
     def _tell(self) -> None:

@@ -27,7 +27,7 @@ class Plan:
     seed: int
     url: str | None = None
 
-    def shown(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """For JSON that may be passed on: without the URL's password."""
         return {
             **asdict(self),

@@ -177,7 +177,7 @@ class Round:
         assert self._recorder is not None
         for pid, at in self._deaths[self._told :]:
             if at < until_ns:
-                self._recorder.ended(pid)
+                self._recorder.note_end(pid)
                 self._told += 1
 
     def _finish(self) -> None:
@@ -186,7 +186,7 @@ class Round:
         def life(line: Line) -> None:
             recorder = self._recording("last")
             ask_everything(self.url, recorder, window(self._begun), self.effects, self.seed)
-            note_committed(self.ground.committed(), recorder)
+            note_committed(self.ground.read_committed(), recorder)
 
         last = Worker(life)
         last.rest(LAST_SECONDS_MAX)

@@ -39,11 +39,11 @@ class Chunk:
                 process_group=0,
             )
 
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is over."""
         return self._process.poll() is not None
 
-    def held(self) -> bool:
+    def has_held(self) -> bool:
         """Whether it is over and every schedule held; then its log says nothing more and is gone."""
         if self._process.wait() == 0:
             self.log.unlink(missing_ok=True)

@@ -256,11 +256,11 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         class BrokenChunk(Exception):
             """As gunicorn has one of its own."""
 
-        def broken(error: Exception) -> Any:
+        def make_broken_stream(error: Exception) -> Any:
             return mock.Mock(read=mock.Mock(side_effect=[b'{"what"', error]))
 
-        assert self.in_chunks("/atomic", b"", source=broken(BrokenChunk())).status_code == 400
-        assert self.in_chunks("/atomic", b"", source=broken(OSError("gone"))).status_code == 500
+        assert self.in_chunks("/atomic", b"", source=make_broken_stream(BrokenChunk())).status_code == 400
+        assert self.in_chunks("/atomic", b"", source=make_broken_stream(OSError("gone"))).status_code == 500
         long = self.in_chunks("/atomic", b'{"what": "' + b"x" * site().body_bytes_max + b'"}')
         assert (long.status_code, long.headers["Semel-Code"]) == (413, "IDEMPOTENCY_REQUEST_TOO_LARGE")
         assert self.in_chunks("/atomic", b'{"what": "a"}').status_code == 201
@@ -626,14 +626,14 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert (answered.status_code, answered.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
 
     def test_check_warns_of_a_view_with_other_authentication_than_its_status(self) -> None:
-        def told() -> list[str]:
+        def find_warnings() -> list[str]:
             return [each.msg for each in checks.run_checks() if each.id == "semel.W004"]
 
-        assert told() == []
+        assert find_warnings() == []
         with mock.patch.object(rest.plain.cls, "authentication_classes", [BasicAuthentication]):
-            assert "rest.plain authenticates by BasicAuthentication" in told()[0]
+            assert "rest.plain authenticates by BasicAuthentication" in find_warnings()[0]
             with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
-                assert told() == []
+                assert find_warnings() == []
 
     def test_a_method_of_rest_framework_that_calls_a_declared_one_is_protected(self) -> None:
         found = Effect.objects.create(what="old")
@@ -678,7 +678,7 @@ class InTestCase(Asking, TestCase):  # type: ignore[misc]  # Django ships no typ
 class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
     """The messages when the project starts."""
 
-    def refused(self, declare: Any) -> str:
+    def refusal_of(self, declare: Any) -> str:
         try:
             declare()
         except ConfigurationError as error:
@@ -694,15 +694,15 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
 
         from tests.frameworks.django_site import rest
 
-        assert "is a class" in self.refused(lambda: semel.command("m.1", effects="external")(views.Orders))
-        assert "the method" in self.refused(lambda: semel.command("m.2")(views.Orders.as_view()))
-        assert "below @api_view" in self.refused(lambda: semel.command("m.3")(rest.plain))
-        assert "duplicate operation name" in self.refused(lambda: semel.command("atomic", effects="external")(view))
-        assert "no coroutine" in self.refused(lambda: semel.command("m.4", effects="atomic")(late))
+        assert "is a class" in self.refusal_of(lambda: semel.command("m.1", effects="external")(views.Orders))
+        assert "the method" in self.refusal_of(lambda: semel.command("m.2")(views.Orders.as_view()))
+        assert "below @api_view" in self.refusal_of(lambda: semel.command("m.3")(rest.plain))
+        assert "duplicate operation name" in self.refusal_of(lambda: semel.command("atomic", effects="external")(view))
+        assert "no coroutine" in self.refusal_of(lambda: semel.command("m.4", effects="atomic")(late))
         method = method_decorator(semel.command("m.7"))
-        assert "on the method itself" in self.refused(lambda: method(view))
-        assert "declared twice" in self.refused(lambda: semel.command("m.5")(views.external))
-        assert "'nowhere'" in self.refused(lambda: semel.command("m.6", using="nowhere")(view))
+        assert "on the method itself" in self.refusal_of(lambda: method(view))
+        assert "declared twice" in self.refusal_of(lambda: semel.command("m.5")(views.external))
+        assert "'nowhere'" in self.refusal_of(lambda: semel.command("m.6", using="nowhere")(view))
         site()._declared.pop("m.4")
 
     def test_check_reports_a_missing_or_misplaced_middleware(self) -> None:

@@ -46,7 +46,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         self.named = f"user of {outer.User.__module__}.User: {self.caller}"
         self.operator = client_of(f"op-{self.key[:8]}", "view_record", "settle_record")
 
-    def made(self, do: str = "", *, path: str = "/external") -> str:
+    def make_record(self, do: str = "", *, path: str = "/external") -> str:
         """A record of this test's caller; its operation id."""
         body = {"what": CANARY, "do": do}
         key = f"{CANARY}-{uuid.uuid4()}"
@@ -74,20 +74,20 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
 
     def test_no_page_holds_a_key_a_body_or_an_answer(self) -> None:
         for path in ("/external", "/atomic"):
-            id = self.made(path=path)
+            id = self.make_record(path=path)
             pages = self.pages(self.operator, id)
             assert [page.status_code for page in pages] == [200, 200, 200]
             for page in pages:
                 assert id in page.content.decode()
                 assert CANARY not in page.content.decode()
                 assert "no-store" in page.headers["Cache-Control"]
-        id = self.made("raise")
+        id = self.make_record("raise")
         dry, said = self.settle(id, finding="succeeded", status=201, force="on")
         assert "a retry gets it" in dry
         assert CANARY not in dry + said
 
     def test_permissions_are_asked_for_each_page(self) -> None:
-        id = self.made("raise")
+        id = self.make_record("raise")
         assert [page.status_code for page in self.pages(client_of("none"), id)] == [403, 403, 403]
         viewer = client_of("viewer", "view_record")
         assert [page.status_code for page in self.pages(viewer, id)] == [200, 200, 403]
@@ -105,19 +105,19 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
             assert getattr(self.operator, method)(f"{LIST}default/{id}/").status_code == 405
 
     def test_the_list_is_filtered_and_has_pages(self) -> None:
-        ids = [self.made(path="/idempotent"), self.made("raise"), self.made("busy")]
+        ids = [self.make_record(path="/idempotent"), self.make_record("raise"), self.make_record("busy")]
 
-        def listed(query: str) -> set[str]:
+        def list_ids(query: str) -> set[str]:
             page = self.operator.get(f"{LIST}?caller={self.named}&{query}")
             assert page.status_code == 200
             return {id for id in ids if id in page.content.decode()}
 
-        assert listed("") == set(ids)
-        assert listed("state=UNKNOWN") == {ids[1]}
-        assert listed("operation=idempotent") == {ids[0]}
-        assert listed("state=RETRYABLE") == {ids[2]}
-        assert listed("state=SUCCEEDED&operation=external") == set()
-        assert listed("tenant=elsewhere") == set()
+        assert list_ids("") == set(ids)
+        assert list_ids("state=UNKNOWN") == {ids[1]}
+        assert list_ids("operation=idempotent") == {ids[0]}
+        assert list_ids("state=RETRYABLE") == {ids[2]}
+        assert list_ids("state=SUCCEEDED&operation=external") == set()
+        assert list_ids("tenant=elsewhere") == set()
         found = self.operator.get(f"{LIST}?id={ids[0]}")
         assert (found.status_code, found.url) == (302, f"{LIST}default/{ids[0]}/")
         with mock.patch("semel.integrations.django.admin.PAGE_ROWS", 2):
@@ -145,7 +145,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert id not in self.operator.get(f"{LIST}?caller={self.named}").content.decode()
 
     def test_a_settlement_is_previewed_and_names_its_user(self) -> None:
-        id = self.made("raise")
+        id = self.make_record("raise")
         page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
         finding = {"seen": seen, "finding": "did-not-happen"}
@@ -169,7 +169,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert "settle/?id" not in shown
 
     def test_a_stale_page_settles_nothing(self) -> None:
-        id = self.made("raise")
+        id = self.make_record("raise")
         page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
         _, said = self.settle(id, client_of("second", "view_record", "settle_record"), finding="succeeded", status=201,
@@ -182,7 +182,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert "only UNKNOWN" in said
 
     def test_a_stale_page_stays_stale_through_its_dry_run(self) -> None:
-        id = self.made("raise")
+        id = self.make_record("raise")
         page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
         [seen] = re.findall(r'name="seen" value="([^"]*)"', page)
         stale = re.sub(r":\d+:(\w*)$", r":0:\1", seen)  # as if the record had been run again since
@@ -194,7 +194,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert "a retry runs it" not in page
 
     def test_several_records_are_settled_together(self) -> None:
-        ids = [self.made("raise"), self.made("raise")]
+        ids = [self.make_record("raise"), self.make_record("raise")]
         page = self.operator.get(f"{LIST}settle/?" + "&".join(f"id=default:{id}" for id in ids)).content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
         self.settle(ids[0], finding="succeeded", no_answer="on", force="on")
@@ -203,7 +203,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert ["has changed" in told[0], "is settled" in told[1]] == [True, True]
 
     def test_a_finding_states_the_answer_of_a_success(self) -> None:
-        id = self.made("raise")
+        id = self.make_record("raise")
         for finding, text in (
             ({"finding": "succeeded"}, "Give the status"),
             ({"finding": "succeeded", "status": 201, "no_answer": "on"}, "not both"),
@@ -218,7 +218,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         return str(self.operator.post(f"{LIST}settle/", given).content.decode())
 
     def test_an_unreachable_store_is_reported(self) -> None:
-        id = self.made()
+        id = self.make_record()
         engine = site().place("default").engine
         with mock.patch.object(engine, "perform", side_effect=StoreUnavailable("secret-host refused")):
             for page in self.pages(self.operator, id):

@@ -56,23 +56,23 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
     def test_a_command_of_the_engine_and_its_local_step(self) -> None:
         engine = semel.engine()
 
-        def asked(name: str, policy: Policy) -> Command:
+        def make_command(name: str, policy: Policy) -> Command:
             return Command(Scope("default", "alice", name), new(), b"f" * 32, "r", policy)
 
         def atomic(permit: Any) -> Answer:
             write()
             return Answer(200, (), b"")
 
-        def stepped(permit: Any) -> Answer:
+        def run_step(permit: Any) -> Answer:
             permit.local_step("reserve", lambda _: write())
             return Answer(200, (), b"")
 
         with pytest.raises(ConfigurationError, match=FIND):
-            engine.run(asked("orm.atomic", Policy(effects="atomic")), atomic)
+            engine.run(make_command("orm.atomic", Policy(effects="atomic")), atomic)
         with pytest.raises(ConfigurationError, match=REFUSED.format("make it a step")):
-            engine.run(asked("orm.stepped", Policy(effects="external", steps=True)), stepped)
+            engine.run(make_command("orm.stepped", Policy(effects="external", steps=True)), run_step)
         assert effects() == []
-        engine.run(asked("orm.idempotent", Policy(effects="idempotent")), atomic)  # no transaction of Semel's
+        engine.run(make_command("orm.idempotent", Policy(effects="idempotent")), atomic)  # no transaction of Semel's
         assert effects() == ["by the ORM"]
 
     def test_an_item_of_a_bulk(self) -> None:

@@ -136,7 +136,7 @@ class Guest:
 
 
 @semel.command("shared", effects="external")
-def shared(request: Any) -> Any:
+def answer_shared(request: Any) -> Any:
     return SORRY
 
 
@@ -151,7 +151,7 @@ def shared_optional(request: Any) -> Any:
 
 
 @semel.command("numbered", effects="atomic", key_from="path:number")
-def numbered(request: Any, number: int) -> Any:
+def answer_numbered(request: Any, number: int) -> Any:
     return answer(request, {"what": f"number {number}"})
 
 
@@ -159,19 +159,19 @@ def quiet(view: Any) -> Any:
     """A decorator that makes an answer of what a view raises, inside of the view's transaction."""
 
     @functools.wraps(view)
-    def served(request: Any) -> Any:
+    def serve(request: Any) -> Any:
         try:
             return view(request)
         except ValueError:
             return JsonResponse({}, status=500)
 
-    return served
+    return serve
 
 
 @transaction.atomic
 @quiet
 @semel.command("quiet", effects="atomic")
-def quieted(request: Any) -> Any:
+def fail_quietly(request: Any) -> Any:
     Effect.objects.create(what="never")
     raise ValueError("after the write")
 
@@ -179,15 +179,15 @@ def quieted(request: Any) -> Any:
 def hides(view: Any) -> Any:
     """A decorator that does not say what it decorates."""
 
-    def served(request: Any) -> Any:
+    def serve(request: Any) -> Any:
         return view(request)
 
-    return served
+    return serve
 
 
 @hides
 @semel.command("decide", effects="external")
-def decided(request: Any) -> Any:
+def decide(request: Any) -> Any:
     return JsonResponse({"path": request.path}, status=201)
 
 

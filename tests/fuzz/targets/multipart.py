@@ -32,7 +32,7 @@ class Part:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     content: bytes = b""
 
-    def built(self, boundary: bytes) -> bytes:
+    def build(self, boundary: bytes) -> bytes:
         lines = b"".join(b"%b: %b\r\n" % header for header in self.headers)
         return b"--%b\r\n%b\r\n%b\r\n" % (boundary, lines, self.content)
 
@@ -66,7 +66,7 @@ def digest(pieces: list[bytes], boundary: bytes) -> bytes | None:
 
 def build(parts: list[Part], boundary: bytes) -> bytes:
     """The parts as a body, spelled anew."""
-    return b"".join(part.built(boundary) for part in parts) + b"--" + boundary + b"--\r\n"
+    return b"".join(part.build(boundary) for part in parts) + b"--" + boundary + b"--\r\n"
 
 
 def reference(body: bytes) -> list[Part] | None:

@@ -33,7 +33,7 @@ def guard(view: Any) -> Any:
     return check
 
 
-def checked(view: Any) -> Any:
+def check_body(view: Any) -> Any:
     """Let in what asks for something."""
 
     @functools.wraps(view)
@@ -47,7 +47,7 @@ def checked(view: Any) -> Any:
     return guard(check)
 
 
-@checked
+@check_body
 @semel.command("pay")
 def pay(request: Any) -> Any:
     asked = json.loads(request.body)
@@ -60,7 +60,7 @@ def pay(request: Any) -> Any:
     return response
 
 
-@checked
+@check_body
 @semel.command("book", effects="atomic")
 def book(request: Any) -> Any:
     asked = json.loads(request.body)
@@ -71,7 +71,7 @@ def book(request: Any) -> Any:
     return JsonResponse({"by": type(connections["default"]).__module__}, status=201)
 
 
-@checked
+@check_body
 @semel.command("stream", answer_bytes_max=shop.STREAM_BYTES_MAX)
 def stream(request: Any) -> Any:
     asked = json.loads(request.body)
@@ -94,7 +94,7 @@ def close(request: Any, number: int) -> Any:
 
 
 @require_http_methods(["PUT"])
-@checked
+@check_body
 @semel.command("orders.put", key_from="body:/what")
 def put(request: Any) -> Any:
     what = json.loads(request.body)["what"]
@@ -102,7 +102,7 @@ def put(request: Any) -> Any:
     return JsonResponse({"what": what}, status=201)
 
 
-@checked
+@check_body
 @semel.command("ship", shop.SHIP)
 def ship(request: Any) -> Any:
     return HttpResponse(shop.ship(json.loads(request.body), request.semel_permit), status=201)

@@ -14,7 +14,7 @@ from semel.integrations.flask import Semel
 from tests.frameworks.suite import shop
 
 
-def checked(view: Callable[..., Any]) -> Callable[..., Any]:
+def check_body(view: Callable[..., Any]) -> Callable[..., Any]:
     """Let in what asks for something."""
 
     @functools.wraps(view)
@@ -49,7 +49,7 @@ def make() -> Flask:
         return shop.PAGE
 
     @app.post("/pay")
-    @checked
+    @check_body
     @semel.command("pay")
     def pay() -> Any:
         asked = request.get_json()
@@ -61,7 +61,7 @@ def make() -> Flask:
         return response, 201, {"Location": f"/paid/{asked['what']}"}
 
     @app.post("/book")
-    @checked
+    @check_body
     @semel.command("book", effects="atomic")
     def book() -> Any:
         asked = request.get_json()
@@ -73,7 +73,7 @@ def make() -> Flask:
         return {"by": type(db.session()).__module__}, 201
 
     @app.post("/stream")
-    @checked
+    @check_body
     @semel.command("stream", answer_bytes_max=shop.STREAM_BYTES_MAX)
     def stream() -> Any:
         asked = request.get_json()
@@ -93,7 +93,7 @@ def make() -> Flask:
         return {"number": number}, 201
 
     @app.put("/orders")
-    @checked
+    @check_body
     @semel.command("orders.put", key_from="body:/what")
     def put() -> Any:
         what = request.get_json()["what"]
@@ -101,7 +101,7 @@ def make() -> Flask:
         return {"what": what}, 201
 
     @app.post("/ship")
-    @checked
+    @check_body
     @semel.command("ship", shop.SHIP)
     def ship() -> Any:
         return shop.ship(request.get_json(), semel.permit), 201

@@ -15,7 +15,7 @@ from semel.integrations.quart import Semel
 from tests.frameworks.suite import shop
 
 
-def checked(view: Callable[..., Any]) -> Callable[..., Any]:
+def check_body(view: Callable[..., Any]) -> Callable[..., Any]:
     """Let in what asks for something."""
 
     @functools.wraps(view)
@@ -43,7 +43,7 @@ def make() -> Quart:
         return shop.PAGE
 
     @app.post("/pay")
-    @checked
+    @check_body
     @semel.command("pay")
     async def pay(permit: Permit = semel.permit) -> Any:
         asked = await request.get_json()
@@ -55,7 +55,7 @@ def make() -> Quart:
         return response, 201, {"Location": f"/paid/{asked['what']}"}
 
     @app.post("/book")
-    @checked
+    @check_body
     @semel.command("book", effects="atomic")
     async def book(session: Session = semel.atomic_session) -> Any:
         asked = await request.get_json()
@@ -66,7 +66,7 @@ def make() -> Quart:
         return {"by": type(session).__module__}, 201
 
     @app.post("/stream")
-    @checked
+    @check_body
     @semel.command("stream", answer_bytes_max=shop.STREAM_BYTES_MAX)
     async def stream() -> Any:
         asked = await request.get_json()
@@ -86,7 +86,7 @@ def make() -> Quart:
         return {"number": number}, 201
 
     @app.put("/orders")
-    @checked
+    @check_body
     @semel.command("orders.put", key_from="body:/what")
     async def put() -> Any:
         what = (await request.get_json())["what"]
@@ -94,7 +94,7 @@ def make() -> Quart:
         return {"what": what}, 201
 
     @app.post("/ship")
-    @checked
+    @check_body
     @semel.command("ship", shop.SHIP)
     async def ship(permit: Permit = semel.permit) -> Any:
         return await shop.ship_async(await request.get_json(), permit), 201

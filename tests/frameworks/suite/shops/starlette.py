@@ -38,7 +38,7 @@ def guard(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     return check
 
 
-def checked(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def check_body(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """Let in what asks for something."""
 
     @functools.wraps(endpoint)
@@ -62,7 +62,7 @@ def make() -> Starlette:
     engine = AsyncEngine.connect(shop.store())
     semel = Semel(engine, caller=caller)
 
-    @checked
+    @check_body
     @semel.command("pay")
     async def pay(request: Request, permit: Permit = semel.permit) -> Response:
         asked = await request.json()
@@ -74,7 +74,7 @@ def make() -> Starlette:
             response.set_cookie("session", "secret")
         return response
 
-    @checked
+    @check_body
     @semel.command("book", effects="atomic")
     async def book(request: Request, session: Session = semel.atomic_session) -> Response:
         asked = await request.json()
@@ -84,7 +84,7 @@ def make() -> Starlette:
             raise HTTPException(409, "sold out")
         return JSONResponse({"by": type(session).__module__}, 201)
 
-    @checked
+    @check_body
     @semel.command("stream", answer_bytes_max=shop.STREAM_BYTES_MAX)
     async def stream(request: Request) -> Response:
         asked = await request.json()
@@ -104,14 +104,14 @@ def make() -> Starlette:
         shop.note(f"close {request.path_params['number']}")
         return JSONResponse({"number": request.path_params["number"]}, 201)
 
-    @checked
+    @check_body
     @semel.command("orders.put", key_from="body:/what")
     async def put(request: Request) -> Response:
         asked = await request.json()
         shop.note(asked["what"])
         return JSONResponse({"what": asked["what"]}, 201)
 
-    @checked
+    @check_body
     @semel.command("ship", shop.SHIP)
     async def ship(request: Request, permit: Permit = semel.permit) -> Response:
         return PlainTextResponse(await shop.ship_async(await request.json(), permit), 201)
