@@ -35,6 +35,10 @@ def test_the_commands_are_listed() -> None:
     assert set(COMMANDS) >= {*own, "imports", "show", "watch"}
 
 
+def test_each_command_is_the_file_of_its_name() -> None:
+    assert {name: module.rpartition(".")[2] for name, module in MODULES.items()} == {name: name for name in MODULES}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_in_the_file_of_its_name(command: str) -> None:
     """So that a person who knows only its name opens the right file."""
@@ -82,6 +86,8 @@ WRONG = {
     "far off": (["frobnicate"], "known are"),
     "unknown option": (["list", "--operaton", "x"], "did you mean '--operation'"),
     "abbreviated option": (["list", "--oper", "x"], "unknown option '--oper'"),
+    "unknown option far from all": (["watch", "--once"], "unknown option '--once' (see semel watch --help)"),
+    "choice missing": (["metrics"], "{rules,dashboard,gauges}"),
     "one too many": (["list", "extra"], "'extra'"),
     "url without value": (["list", "--url"], "--url"),
     "url without scheme": (["list", "--url", "semel.db"], "scheme"),

@@ -13,7 +13,7 @@ from io import StringIO
 import pytest
 
 from semel.cli.arguments import parse
-from semel.cli.commands.records import records
+from semel.cli.commands.records import list as list_command
 from semel.cli.main import grammar
 from semel.cli.terminal import Output
 from semel.core.timing import span_text
@@ -267,7 +267,7 @@ def test_unknown_and_lapsed_rows_are_coloured_on_a_terminal(shelf: Shelf, monkey
     shelf.abandon("key-2", ago_us=HOUR_US)
     shelf.succeed("key-3")
     shown = Terminal()
-    assert records.run_list(parse(*grammar(), ["list", "--url", shelf.url]), Output(machine=False, stdout=shown)) == 0
+    assert list_command.run(parse(*grammar(), ["list", "--url", shelf.url]), Output(machine=False, stdout=shown)) == 0
     lines = shown.getvalue().splitlines()
     assert any(line.startswith("\x1b[31mUNKNOWN") for line in lines)
     assert any(line.startswith("\x1b[33mPROCESSING, lapsed") for line in lines)

@@ -238,6 +238,21 @@ async def test_an_api_that_limits_the_rate_is_neither_red_nor_green(monkeypatch:
             await conform(url, case, Selection("semel", only=["key"]))
 
 
+async def test_a_status_is_not_judged_without_its_callers_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of [request] go with the command alone; counts need no credentials here."""
+
+    def counts_for_all(api: Api, asked: Asked, said: Said) -> Said:
+        is_count = asked.method == "GET" and asked.path == "/payments"
+        return Said(200, {"count": sum(api.effects.values())}) if is_count else said
+
+    answering_by(monkeypatch, counts_for_all)
+    async with serving() as (url, case):
+        case = replace(case, request=replace(case.request, headers=case.caller), caller={}, other_caller=None)
+        report = await conform(url, case, Selection("semel", only=["status-link", "status-no-secrets"]))
+    why = "the case has no [callers.first], whose credentials a status is read with"
+    assert {(result.outcome, result.came) for result in report.results} == {("not-tried", why)}
+
+
 async def test_a_duplicate_in_flight_may_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(api: Api, asked: Asked, said: Said) -> Said:
         return Said(429, {}) if said.status == 409 else said

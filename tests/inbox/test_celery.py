@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,61 @@ def test_an_eager_task_that_propagates_raises_its_own_error(inbox: Inbox) -> Non
         with pytest.raises(ValueError, match="no luck with 7"):
             bill.apply_async([7], task_id="t-7")
     assert [(each.message_id, each.tries) for each in inbox.find_parked()] == [("t-7", 2)]
+
+
+def of_function(app: Celery, base: Any) -> Any:
+    @app.task(base=base, shared=False, name="bill")  # type: ignore[untyped-decorator]
+    def bill(message: Message, order: int) -> None: ...
+
+    return bill
+
+
+def of_retried_function(app: Celery, base: Any) -> Any:
+    @app.task(base=base, shared=False, name="bill", autoretry_for=(OSError,))  # type: ignore[untyped-decorator]
+    def bill(message: Message, order: int) -> None: ...
+
+    return bill
+
+
+def of_bound_function(app: Celery, base: Any) -> Any:
+    @app.task(base=base, shared=False, name="bill", bind=True)  # type: ignore[untyped-decorator]
+    def bill(task: Any, message: Message, order: int) -> None: ...
+
+    return bill
+
+
+def of_class(app: Celery, base: Any) -> Any:
+    class Bill(base):  # type: ignore[misc]
+        name = "bill"
+
+        def run(self, message: Message, order: int) -> None: ...
+
+    return app.register_task(Bill())
+
+
+@pytest.mark.parametrize("make", [of_function, of_retried_function, of_bound_function, of_class])
+def test_arguments_that_do_not_fit_are_refused_where_they_are_sent(
+    inbox: Inbox, make: Callable[[Celery, Any], Any]
+) -> None:
+    """As Celery refuses those of its own tasks, which no worker has to try until they are parked."""
+    app = Celery(broker="memory://", set_as_current=False)
+    bill = make(app, inbox_task(inbox))
+    bill.delay(9)
+    bill.apply_async(kwargs={"order": 9})
+    for args, named in (((), {}), ((9, 10), {}), ((9,), {"amount": 1})):
+        with pytest.raises(TypeError, match=r"^bill: .*(missing|too many|unexpected)"):
+            bill.delay(*args, **named)
+    app.strict_typing = False
+    bill.delay()
+
+
+def test_what_was_sent_by_name_with_arguments_that_do_not_fit_is_retried_and_parked(inbox: Inbox) -> None:
+    bill = of_function(Celery(broker="memory://", set_as_current=False), inbox_task(inbox))
+    for tries, expected in enumerate((Retry, TypeError)):
+        bill.push_request(id="t-1", called_directly=False, args=(9, 10), kwargs={}, delivery_info={}, retries=tries)
+        with pytest.raises(expected):
+            bill(9, 10)
+    assert [each.tries for each in inbox.find_parked()] == [2]
 
 
 def test_a_task_that_is_called_without_an_id_is_refused(inbox: Inbox) -> None:

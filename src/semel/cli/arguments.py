@@ -105,9 +105,10 @@ def _is_text(value: str) -> bool:
 
 def near(word: str, known: Sequence[str]) -> str:
     """`; did you mean …?`, or what there is to choose from."""
-    found = difflib.get_close_matches(word.split("=", 1)[0], known, n=1)
+    bare = {name.lstrip("-"): name for name in known}  # without the dashes, which make all options alike
+    found = difflib.get_close_matches(word.split("=", 1)[0].lstrip("-"), bare, n=1)
     if found:
-        return f"; did you mean {found[0]!r}?"
+        return f"; did you mean {bare[found[0]]!r}?"
     return "" if word.startswith("-") else f"; known are {', '.join(known)}"
 
 

@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}").fullmatch
 WAIT_SECONDS_MAX: Final = 3600
 
 _WHO = """who is calling? A key means something only for its caller. Paste the import and one of the two:
-    from semel.http.caller import from_state, single_caller
+    from semel.http import from_state, single_caller
     caller=from_state("user"),  # what your authentication put into request.state.user
     caller=single_caller,  # a tool with one tenant and one user: all clients share all keys"""
 

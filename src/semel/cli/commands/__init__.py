@@ -2,6 +2,4 @@
 
 ``records``: what a store remembers, one noun a file. ``stores``: a store as a whole. ``serve``: what runs until it is
 stopped, and what such processes are given. ``develop``: for those who build an application, or try Semel.
-
-`semel list` and `semel show` are in ``records/records.py``, `semel census` is in ``records/top.py``.
 """

@@ -20,7 +20,10 @@ async def _status(t: Try) -> tuple[str, str, Reply, Request]:
     if link is None or not link.startswith(f"{base}/"):
         raise NotTried('no Link with rel="status" to a path below the URL is in the answer')
     request = Request("GET", link.removeprefix(base), b"", "")
-    return key, link, await t.send(None, request), request
+    found = await t.send(None, request)
+    if found.status in (401, 403) and not t.case.caller:
+        raise NotTried("the case has no [callers.first], whose credentials a status is read with")
+    return key, link, found, request
 
 
 @check("status-link", BESIDE_OTHERS)

@@ -49,7 +49,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     acks_on_timeout = False
     reject_on_worker_lost = True
     max_retries = None  # the inbox counts
-    typing = False  # the sender passes no message
+    typing = False  # Celery's own check would ask the sender for the message, too
     _inbox: Inbox
     _id_of: Callable[..., str] | None
     _retry_seconds: float
@@ -65,6 +65,15 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
                 )
         if any(has_yet_to_run(cls.run) for has_yet_to_run in _LATE):
             raise ConfigurationError(f"the task {cls.name!r} must be a plain function: Celery awaits no task")
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Send it. Raises TypeError where the arguments do not fit, as Celery's own; a retry sends what was sent."""
+        if self.app.strict_typing and self.request.called_directly:
+            try:
+                inspect.signature(self.run).bind(None, *(args or ()), **(kwargs or {}))
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}") from None
+        return super().apply_async(args, kwargs, *more, **options)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         results: list[Any] = []

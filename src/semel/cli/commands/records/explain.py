@@ -24,7 +24,7 @@ from semel.admin.find import (
 from semel.admin.reconciliations import standing_document, standing_lines, standing_of
 from semel.admin.settling import read_import, read_steps
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.commands.records.records import AUDIT_LINES
+from semel.cli.commands.records.show import AUDIT_LINES
 from semel.cli.exits import Exit, NotFound
 from semel.cli.open_store import open_store
 from semel.cli.progress import add_progress

@@ -15,6 +15,7 @@ from semel.cli.whole_file import add_output, check_output, write_output
 from semel.errors import ConfigurationError
 
 _SHIPPED: Final = {"rules": "semel.rules.yml", "dashboard": "semel-dashboard.json"}
+KINDS: Final = (*_SHIPPED, "gauges")
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -30,7 +31,7 @@ def add(commands: Commands[Parser]) -> None:
         "Without --output it goes to stdout. The gauges read a bounded number of rows and need the extra prometheus. "
         "Edit the thresholds in the file.",
     )
-    parser.add_argument("what", choices=("rules", "dashboard", "gauges"), help="what to write")
+    parser.add_argument("what", choices=KINDS, metavar=f"{{{','.join(KINDS)}}}", help="what to write")
     add_output(parser)
     parser.set_defaults(run=run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed
@@ -12,6 +13,8 @@ from semel.cli.open_store import url_of
 from semel.cli.terminal import Output
 from semel.extras import install_command
 from semel.reference.settings import WORKERS_MAX, Settings
+
+LIBRARIES: Final = ("fastapi", "fastapi_offline", "uvicorn")  # orjson only makes the service faster
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -50,6 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def check_installed() -> None:
     """Report missing libraries before starting anything: they come with an extra."""
-    for name in ("fastapi", "uvicorn"):
+    for name in LIBRARIES:
         if find_spec(name) is None:
-            raise CommandFailed(f"the service needs {name}; install it: {install_command('service')}")
+            library = name.replace("_", "-")
+            raise CommandFailed(f"the service needs {library}; install it: {install_command('service')}")
