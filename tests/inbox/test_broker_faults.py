@@ -8,18 +8,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import CommitFailedError
+from nats.js.api import ConsumerConfig
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from semel import AsyncEngine, AsyncInbox
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.inbox.brokers.kafka import KafkaConsumer
+from semel.inbox.brokers.nats import JetStreamConsumer
 from semel.inbox.brokers.redis_streams import RedisStreamConsumer
 from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
 from tests.engine.shells import until
+from tests.servers import kafka as kafka_cluster
+from tests.servers import nats as nats_server
 from tests.servers import redis as redis_server
 from tests.servers.running import Running, stop
 
@@ -148,3 +156,91 @@ def test_a_missing_group_ends_the_consumer_and_names_the_remedy(home: Home, tmp_
 
     run(home, story)
     stop(server)
+
+
+async def _records(servers: str, count: int) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+        for n in range(count):
+            await producer.send_and_wait("orders", b"{}", partition=0, headers=[("semel-id", str(n).encode())])
+
+
+def _reader(servers: str, **options: Any) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        "orders", bootstrap_servers=servers, group_id="billing", auto_offset_reset="earliest", **options
+    )
+
+
+def test_a_rebalance_during_a_handler_ends_no_consumer(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """Another member joins, or a handler takes longer than max_poll_interval_ms: the record is redelivered."""
+
+    async def story(inbox: AsyncInbox) -> None:
+        with kafka_cluster.cluster("orders") as made:
+            await _records(made.servers, 3)
+            async with _reader(made.servers, enable_auto_commit=False) as client:
+                commit, refused = client.commit, [1]
+
+                async def commits() -> None:
+                    if refused:
+                        refused.pop()
+                        raise CommitFailedError("the group has rebalanced")
+                    await commit()
+
+                client.commit = commits
+                place = TopicPartition("orders", 0)
+                async with during(KafkaConsumer(inbox, writes).serve(client)) as serving:
+                    while await client.committed(place) != 3 and not serving.done():
+                        await asyncio.wait({serving}, timeout=0.05)
+
+    run(home, story)
+    assert home.effects() == [0, 1, 2]
+    assert "record orders:0:0 was handled, and its offset not committed" in caplog.text
+
+
+def test_a_client_that_commits_by_itself_is_refused_before_it_reads(home: Home) -> None:
+    """It would commit a record whose handler runs still, and a worker that dies there would lose it."""
+
+    async def story(inbox: AsyncInbox) -> None:
+        with kafka_cluster.cluster("orders") as made:
+            await _records(made.servers, 1)
+            async with _reader(made.servers) as client:
+                serving = KafkaConsumer(inbox, writes).serve(client)
+                with pytest.raises(ConfigurationError, match="enable_auto_commit=False"):
+                    await asyncio.wait_for(serving, 10)
+
+    run(home, story)
+    assert home.effects() == []
+
+
+def test_an_outage_of_the_store_uses_up_no_delivery_of_jetstream(home: Home, tmp_path: Path) -> None:
+    """A stream gives a message up after max_deliver: after an outage it would never come again."""
+    server = nats_server.start(tmp_path)
+
+    async def story(inbox: AsyncInbox) -> None:
+        client = await nats.connect(nats_server.url(server))
+        stream = client.jetstream()
+        await stream.add_stream(name="orders", subjects=["orders"])
+        await stream.add_consumer("orders", ConsumerConfig(durable_name="billing", max_deliver=2))
+        await stream.publish("orders", b"{}", headers={"Nats-Msg-Id": "7"})
+        subscription = await stream.pull_subscribe_bind("billing", stream="orders")
+        outage = [StoreUnavailable("the store is away")] * 3
+        counted: list[int] = []
+
+        async def handler(message: Message, delivery: Any) -> None:
+            counted.append(delivery.metadata.num_delivered)
+            delivery.in_progress = in_progress
+            if outage:
+                raise outage.pop()
+            await writes(message, delivery)
+
+        async def in_progress() -> None:
+            counted.append(0)
+
+        consumer = JetStreamConsumer(inbox, handler, retry_seconds=0.01, failed=lambda id, error: None)
+        async with during(consumer.serve(subscription, wait_seconds=0.1)):
+            await until(lambda: home.effects() == [7])
+        assert counted == [1, 0, 1, 0, 1, 0, 1]  # JetStream waits meanwhile
+        await client.close()
+
+    run(home, story)
+    stop(server)
+    assert home.effects() == [7]
