@@ -99,6 +99,7 @@ CLIENTS_ELSEWHERE = {
     "semel.conform.effects",
     "semel.bulk.spool",
     "semel.integrations.django.models",  # a model of no rows, which Django's permissions and admin are about
+    "semel.inbox.brokers.redis_streams",
     "semel.outbox.postgres_listen",
     "semel.outbox.sinks.redis",
 }

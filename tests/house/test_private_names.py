@@ -187,6 +187,13 @@ PRIVATE = (
         look="_is_quiet(): what has come on an idle connection is the reply to no command",
     ),
     Private(
+        module="semel.inbox.brokers.kafka",
+        library="aiokafka",
+        holder="aiokafka:AIOKafkaConsumer",
+        names=("_enable_auto_commit",),
+        look="serve(): a client that commits by itself loses the records of a worker that dies, and must be refused",
+    ),
+    Private(
         module="semel.outbox.sinks.kafka",
         library="aiokafka",
         holder="aiokafka:AIOKafkaProducer",

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from semel import AsyncEngine, AsyncInbox
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.inbox.brokers.faststream import InboxMiddleware, message_id
 from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
@@ -156,6 +156,31 @@ def test_a_lost_acknowledgement_causes_no_second_effect(home: Home, monkeypatch:
 
     run_story(story)
     assert home.effects() == [7]
+
+
+def test_an_outage_of_the_store_uses_up_no_delivery_of_jetstream(home: Home) -> None:
+    """A stream redelivers after its ack_wait, and gives a message up after max_deliver."""
+    said: list[str] = []
+    outage = [StoreUnavailable("the store is away")] * 3
+
+    async def in_progress() -> None:
+        said.append("in progress")
+
+    async def handler(delivery: Any) -> None:
+        if outage:
+            raise outage.pop()
+        said.append("ran")
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"), retry_seconds=0)
+            context = SimpleNamespace(get_local=lambda name: None, scope=lambda name, value: nullcontext())
+            place = SimpleNamespace(stream="orders", sequence=SimpleNamespace(stream=7), num_delivered=1)
+            raw = SimpleNamespace(nak=None, reply="$JS.ACK.orders", metadata=place, in_progress=in_progress)
+            await middleware.consume(handler, _wrap_raw(raw), context)
+
+    run_story(story)
+    assert said == ["in progress"] * 3 + ["ran"]
 
 
 def test_kafka_records_are_retried_in_place(home: Home) -> None:

@@ -101,6 +101,39 @@ def test_a_message_that_fails_too_often_is_parked_with_its_reason(make_consumer:
     assert not worker.tell("release", "m-1")
 
 
+class Unspeakable(Exception):
+    """As the errors of libraries that miss an attribute when they are written out."""
+
+    def __str__(self) -> str:
+        raise AttributeError("detail")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("order \udc80\x00 is unknown"), "ValueError: order \\udc80"),
+        (Poison("order \ud800"), "order \\ud800"),
+        (Unspeakable(), "Unspeakable: its text cannot be read (AttributeError)"),
+    ],
+    ids=["surrogate", "poison", "unspeakable"],
+)
+def test_a_failure_is_counted_whatever_its_exception_says(
+    error: Exception, reason: str, make_consumer: Make, home: Home
+) -> None:
+    """JSON may hold half of a surrogate pair, and a handler may name what it got: no store takes such a text."""
+    worker = make_consumer(tries_max=2)
+
+    async def fails(message: Message) -> None:
+        raise error
+
+    if not isinstance(error, Poison):
+        with pytest.raises(type(error)):
+            worker.handle("m-1", fails)
+    assert worker.handle("m-1", fails) is Receipt.PARKED
+    [parked] = worker.parked()
+    assert parked.reason.startswith(reason)
+
+
 def test_poison_is_parked_at_once(make_consumer: Make) -> None:
     async def refuses(message: Message) -> None:
         raise Poison("its schema is version 9")

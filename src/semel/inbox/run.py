@@ -125,7 +125,8 @@ class _Inbox:
         if (of_the_store and not _locks_out(unit, error)) or is_wrong_for_all(error):
             return None  # the next delivery may fare better, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
+        text = _text_of(error)
+        reason = f"{type(error).__name__}: {text}" if not isinstance(error, Poison) else text
         step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
@@ -388,6 +389,14 @@ async def await_over(begun: object) -> object:
     if not inspect.isawaitable(begun):
         raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
     return check_over(await begun)
+
+
+def _text_of(error: Exception) -> str:
+    """What an exception says; one that cannot say it has failed all the same."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the code of any library
+        return f"its text cannot be read ({type(broken).__name__})"
 
 
 def _locks_out(unit: AnyUnit, error: Exception) -> bool:

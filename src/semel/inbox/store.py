@@ -149,8 +149,9 @@ class InboxRows:
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
     def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:
+        written = reason[:REASON_MAX].encode("utf-8", "backslashreplace").decode()  # no store takes a lone surrogate
         named = self._params(
-            message_id, reason=reason[:REASON_MAX], tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
+            message_id, reason=written, tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
         )
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["failed"], named)

@@ -81,7 +81,9 @@ class InboxMiddleware:
         try:
             _check_policy(context)
             (id, unnamed), counted = find_id(self._id_of, msg, message_id), _count_deliveries(msg.raw_message)
-            while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
+            while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:
+                if _is_of_jetstream(msg.raw_message):
+                    await msg.raw_message.in_progress()  # it gives up what it delivers too often
                 await asyncio.sleep(self._retry_seconds)
         except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
             _LOG.exception("a message cannot be handled so; it is delivered again")
@@ -117,7 +119,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
         return text_of(given) if isinstance(given, bytes) else str(given)
     if all(hasattr(raw, name) for name in ("topic", "partition", "offset")):  # of Kafka; methods in confluent's client
         return ":".join(str(each() if callable(each) else each) for each in (raw.topic, raw.partition, raw.offset))
-    if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
+    if _is_of_jetstream(raw):
         return f"{raw.metadata.stream}:{raw.metadata.sequence.stream}"
     if isinstance(raw, dict) and raw.get("message_ids"):  # of Redis Streams
         return f"{raw['channel']}:{text_of(raw['message_ids'][0])}"
@@ -129,10 +131,14 @@ def message_id(delivery: StreamMessage[Any]) -> str:
 
 def _count_deliveries(raw: Any) -> int:
     """The number of deliveries, if the broker reports it."""
-    if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
+    if _is_of_jetstream(raw):
         return int(raw.metadata.num_delivered)
     headers = getattr(raw, "headers", None)
     return int(headers.get("x-delivery-count", 0)) + 1 if isinstance(headers, dict) else 1
+
+
+def _is_of_jetstream(raw: Any) -> bool:
+    return hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK.")
 
 
 def _check_policy(context: Any) -> None:

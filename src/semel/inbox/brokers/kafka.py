@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+from typing import Any, Final
 
+from semel.errors import ConfigurationError
+from semel.extras import install_command
 from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id, text_of
+from semel.telemetry import field
+
+try:
+    from aiokafka.errors import CommitFailedError
+except ModuleNotFoundError as missing:
+    raise ConfigurationError(f"an inbox on Kafka needs aiokafka; install it: {install_command('kafka')}") from missing
+
+_LOG: Final = logging.getLogger("semel.consumers")
 
 
 class KafkaConsumer(RetryingConsumer):
@@ -27,10 +38,28 @@ class KafkaConsumer(RetryingConsumer):
             await asyncio.sleep(self._retry_seconds)
 
     async def serve(self, client: Any) -> None:
-        """Handle records until cancelled; commit each record's offset when it is finished."""
+        """Handle records until cancelled; commit each record's offset when it is finished.
+
+        A record whose partition went to another member meanwhile is redelivered there, and is a duplicate.
+
+        Raises ConfigurationError where the client commits by itself: it would commit a record that is not handled yet.
+        """
+        if getattr(client, "_enable_auto_commit", False):
+            raise ConfigurationError(
+                "the client commits offsets by itself, and a worker that dies would lose the record that it is at: "
+                "create it with AIOKafkaConsumer(..., enable_auto_commit=False)"
+            )
         async for record in client:
             await self.take(record)
-            await client.commit()
+            try:
+                await client.commit()
+            except CommitFailedError:  # the client joins its group again, and reads on from there
+                place = f"{record.topic}:{record.partition}:{record.offset}"
+                _LOG.warning(
+                    "record %s was handled, and its offset not committed, because its group has rebalanced; it is "
+                    "delivered again",
+                    field(place),
+                )
 
 
 def message_id(record: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id
@@ -12,6 +13,10 @@ class JetStreamConsumer(RetryingConsumer):
 
     Parameters: ``handler(message, delivery)`` gets the inbox's message and nats-py's ``Msg``; ``retry_seconds`` before
     what failed is delivered again; ``id_of`` finds a message's id, otherwise ``Nats-Msg-Id``, else stream and sequence.
+
+    JetStream gives up what was delivered ``max_deliver`` times, if its consumer sets that: set it well above the
+    inbox's ``tries_max``. A message that finds the store unavailable, or another worker at it, is therefore not
+    returned, but tried again here, ``retry_seconds`` later, and JetStream waits meanwhile.
 
         subscription = await jetstream.pull_subscribe("orders.>", durable="billing")
         await JetStreamConsumer(inbox, handler).serve(subscription)
@@ -24,7 +29,11 @@ class JetStreamConsumer(RetryingConsumer):
     async def take(self, delivery: Any) -> None:
         """Handle one delivery: acknowledge it, or return it to the stream."""
         id, unnamed = find_id(self._id_of, delivery, message_id)
-        if await self._deliveries.take(id, delivery, delivery.metadata.num_delivered, unnamed):
+        counted = delivery.metadata.num_delivered
+        while (ended := await self._deliveries.take(id, delivery, counted, unnamed)) is None:
+            await delivery.in_progress()
+            await asyncio.sleep(self._retry_seconds)
+        if ended:
             await delivery.ack()
         else:
             await delivery.nak(delay=self._retry_seconds)
