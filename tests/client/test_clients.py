@@ -319,6 +319,17 @@ def test_a_redirect_of_a_command_is_never_followed(colour: Colour, status: int) 
     assert len(server.received) == 1
 
 
+def test_a_stored_redirect_is_in_doubt_and_not_asked_for_again(colour: Colour) -> None:
+    stored = httpx.Response(302, headers={"location": "/done", "idempotency-replayed": "true"})
+    server = Server([stored, CREATED])
+
+    for _ in range(2):
+        outcome = colour.send(server, intent={"name": "rent"})
+        assert isinstance(outcome, InDoubt)
+        assert outcome.code == "REDIRECT"
+    assert len(server.received) == 1
+
+
 def test_a_name_that_does_not_resolve_proves_that_nothing_happened(colour: Colour) -> None:
     outcome = colour.send(Server([httpx.ConnectError("[Errno -2] Name or service not known")]))
     assert isinstance(outcome, NotYet)

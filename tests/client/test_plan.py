@@ -158,6 +158,22 @@ def test_a_replayed_answer_is_final_with_any_content() -> None:
     assert Driven(LOST, Answered(201, {"idempotency-replayed": "true"})).outcome.replayed
 
 
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+def test_a_redirect_of_the_operation_itself_may_follow_a_success(code: int) -> None:
+    """A server that says how long it keeps the key has taken the command, and this is its answer."""
+    assert isinstance(Driven(Answered(code, {"idempotency-key-lifetime": "86400"})).outcome, InDoubt)
+
+
+@pytest.mark.parametrize("code", [300, 301, 302, 304, 307, 308])
+def test_a_stored_redirect_may_follow_a_success_and_is_no_refusal(code: int) -> None:
+    """Flask, Django and Rails answer a form with 302 when it is done, and a server stores that for each retry."""
+    stored = Answered(code, {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"})
+    for events in ((LOST, stored), (stored,), (Answered(500, LINKED), status("SUCCEEDED"), stored)):
+        outcome = Driven(*events).outcome
+        assert isinstance(outcome, InDoubt), events
+        assert outcome.code == "REDIRECT"
+
+
 @pytest.mark.parametrize("mark", ["idempotency-replayed", "idempotent-replayed"])
 def test_a_stored_failure_does_not_prove_that_nothing_happened(mark: str) -> None:
     driven = Driven(Answered(500, {mark: "true"}))

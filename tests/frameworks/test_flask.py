@@ -333,6 +333,15 @@ def test_bodies_beyond_the_limit_are_refused(shop: Shop) -> None:
     assert shop.effects() == ["chunked"]
 
 
+def test_a_body_that_the_server_withholds_is_not_taken_for_an_empty_one(shop: Shop) -> None:
+    """uWSGI hands an application nothing of a body in chunks."""
+    headers = {"Idempotency-Key": shop.key, "Authorization": "Bearer alice", "Transfer-Encoding": "chunked"}
+    answer = shop.app.test_client().post("/external", headers=headers)
+    assert (answer.status_code, answer.headers.get("Semel-Code")) == (400, "IDEMPOTENCY_REQUEST_INVALID")
+    assert shop.effects() == []
+    assert shop.ask("/external", {"what": "announced"}).status_code == 201
+
+
 def test_only_methods_that_change_something_are_commands(shop: Shop) -> None:
     assert shop.ask("/orders", method="GET").data == b"<orders>"
     assert shop.ask("/orders", method="OPTIONS").status_code == 200

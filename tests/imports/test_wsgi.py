@@ -162,6 +162,8 @@ def test_a_body_ends_at_the_length_that_the_server_gives(wsgi: Wsgi) -> None:
     assert wsgi.ask("POST", PATH, b"", CSV, **chunked).status == 202
     neither = {"wsgi.input": io.BytesIO(csv_of(3)), "CONTENT_LENGTH": ""}
     assert wsgi.ask("POST", PATH, b"", CSV, **neither).code == "IMPORT_EMPTY_FILE"
+    withheld = {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}  # by uWSGI
+    assert wsgi.ask("POST", PATH, b"", CSV, **withheld).code == "IDEMPOTENCY_REQUEST_INVALID"
     nothing = {"wsgi.input": None, "CONTENT_LENGTH": "0"}
     assert wsgi.ask("POST", PATH, b"", CSV, **nothing).code == "IMPORT_EMPTY_FILE"
     endless = {"wsgi.input": Endless(), "wsgi.input_terminated": True}

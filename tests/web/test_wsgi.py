@@ -294,6 +294,20 @@ def test_a_body_without_a_length(engine: Engine) -> None:
     assert bodies == [b"x" * 2_000_000, b""]
 
 
+def test_a_body_that_the_server_withholds_is_not_taken_for_an_empty_one(engine: Engine) -> None:
+    """uWSGI hands an application nothing of a body in chunks: two different commands would look alike."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("201 Created", [])
+        return [b"paid"]
+
+    web = protect(app, engine)
+    withheld = environ_of(body=b"") | {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}
+    answer = wsgi_call(web, withheld)
+    assert (answer.status, answer.code, states(engine)) == (400, "IDEMPOTENCY_REQUEST_INVALID", [])
+    assert call(web).status == 201  # with its length, under the same key
+
+
 def test_an_unprotected_call_keeps_its_body_until_it_is_closed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("201 Created", [])

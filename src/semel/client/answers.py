@@ -80,6 +80,15 @@ class Answered:
         return self.replayed and self.status >= 500 and self.lifetime_seconds is None
 
     @property
+    def is_stored_redirect(self) -> bool:
+        """Whether a redirect was stored as the command's answer: many applications send one after a success.
+
+        >>> Answered(302, {"idempotency-replayed": "true"}).is_stored_redirect
+        True
+        """
+        return self.replayed and 300 <= self.status < 400 and self.status != 303
+
+    @property
     def is_accepted(self) -> bool:
         """Whether the server says by a 202 that the command runs, which is not its answer.
 

@@ -457,7 +457,10 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
             )
         case InDoubt(code=code, operation_url=url, answer=answer):
             is_over = code == LIFETIME_OVER or (
-                answer is not None and (answer.problem.get("keyAction") == "query" or answer.is_stored_failure)
+                answer is not None
+                and (
+                    answer.problem.get("keyAction") == "query" or answer.is_stored_failure or answer.is_stored_redirect
+                )
             )
             return Ending("doubt" if is_over else "open", code, url, lifetime, answer.status if answer else None)
         case Refused(code=code) | NotYet(code=code):

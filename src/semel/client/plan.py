@@ -347,12 +347,14 @@ class Plan:
         """
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
-        if answer.is_stored_failure:
+        if answer.is_stored_failure or answer.is_stored_redirect:
+            what = "redirect" if answer.is_stored_redirect else "failure"
             detail = (
-                "the server has stored this failure, and answers nothing else under this key: look for your business "
+                f"the server has stored this {what}, and answers nothing else under this key: look for your business "
                 "reference; do not send the command again"
             )
-            return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
+            code = REDIRECT if answer.is_stored_redirect else answer.code
+            return Finish(InDoubt(code, self.operation_url, answer, detail))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
 
     def _finish_redirect(self, answer: Answered) -> Finish:
@@ -360,7 +362,8 @@ class Plan:
             "the server redirects, and the client never follows a redirect with a command: use the final URL, and "
             "check http:// and https://"
         )
-        if answer.status == 302 or self.may_have_happened:  # many applications answer 302 after a success
+        # Many applications answer 302 after a success; a server that has taken the key may send any redirect then.
+        if answer.status == 302 or answer.lifetime_seconds is not None or self.may_have_happened:
             return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
         return Finish(Refused(REDIRECT, "new", answer, detail))
 

@@ -266,6 +266,16 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert self.in_chunks("/atomic", b'{"what": "a"}').status_code == 201
         assert effects() == ["a"]
 
+    def test_a_body_that_the_server_withholds_is_not_taken_for_an_empty_one(self) -> None:
+        withheld = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+        for path in ("/atomic", "/external", "/rest/"):
+            refused = self.client.generic("POST", path, b"", "application/json", headers=headers, **withheld)
+            told = (refused.status_code, refused.headers.get("Semel-Code"))
+            assert told == (400, "IDEMPOTENCY_REQUEST_INVALID"), (path, refused.content)
+        assert effects() == []
+        assert self.ask("/atomic", {"what": "a"}).status_code == 201
+
     def test_a_body_in_chunks_over_asgi_is_announced_to_the_view(self) -> None:
         async def ask(body: bytes) -> Any:
             headers = {"host": "testserver", "authorization": "Bearer alice", "idempotency-key": self.key}

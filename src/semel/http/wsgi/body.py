@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from semel.errors import ConfigurationError, InvalidBody
 from semel.http.spool import CHUNK_BYTES, Spool
+
+WITHHELD: Final = "The server passes no body in chunks on to the application; send the body's length (Content-Length)."
 
 
 class KeptBody(io.RawIOBase):
@@ -126,13 +128,19 @@ class BodyPieces:
             self._source.pass_on()
         self.length = length_of(environ)
         self._left = self.length
+        self._is_withheld = is_withheld(environ)
 
     def __iter__(self) -> Iterator[bytes]:
         while piece := self.next():
             yield piece
 
     def next(self) -> bytes:
-        """The next piece; empty at the end. Raises InvalidBody for a premature end, and the server's exceptions."""
+        """The next piece; empty at the end.
+
+        Raises InvalidBody for a premature end or a body that the server withholds, and the server's exceptions.
+        """
+        if self._is_withheld:
+            raise InvalidBody(WITHHELD)
         wanted = CHUNK_BYTES if self._left is None else min(CHUNK_BYTES, self._left)
         piece = _read(self._source, wanted) if wanted else b""
         if self._left is not None:
@@ -159,3 +167,15 @@ def length_of(environ: Mapping[str, Any]) -> int | None:
     if length.isdecimal():
         return int(length)
     return None if environ.get("wsgi.input_terminated") else 0
+
+
+def is_withheld(environ: Mapping[str, Any]) -> bool:
+    """Whether a body came in chunks and the server gives the application none of it, as uWSGI does.
+
+    What the client sent is then unknown: taken for an empty body, two different requests would be one command.
+
+    >>> is_withheld({"wsgi.input": io.BytesIO(), "HTTP_TRANSFER_ENCODING": "chunked"})
+    True
+    """
+    is_announced = environ.get("CONTENT_LENGTH") or environ.get("wsgi.input_terminated")
+    return not is_announced and "wsgi.input" in environ and bool(environ.get("HTTP_TRANSFER_ENCODING"))

@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 from semel.core.model import Answer, Superseded, Verdict
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
-from semel.errors import ConfigurationError, NothingHappened, SemelError, StoreError
+from semel.errors import ConfigurationError, InvalidBody, NothingHappened, SemelError, StoreError
 from semel.http.body_time import socket_clock
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange, Unprotected, count_mount, open_exchange, too_large
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
-from semel.http.wsgi.body import KeptBody
+from semel.http.wsgi.body import WITHHELD, KeptBody, is_withheld
 from semel.policy import Command
 from semel.stores.shield import Hold
 
@@ -111,6 +111,8 @@ class InsideCall:
         if isinstance(opened, Answer):
             return self.replace(opened)
         self.exchange = opened
+        if is_withheld(environ):
+            return self.replace(surface.problems.of_error(InvalidBody(WITHHELD)))
         fits = fill_in_time(body, environ, surface.body_seconds_max)
         if fits is None:
             return self.replace(surface.problems.body_too_slow(surface.body_seconds_max))

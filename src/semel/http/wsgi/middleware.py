@@ -16,7 +16,7 @@ from typing import IO, Final, Unpack
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, InvalidBody, StoreError
 from semel.http.body_time import SocketClock
 from semel.http.capture import Capture
 from semel.http.coverage import OVERRIDES, Coverage
@@ -35,6 +35,7 @@ from semel.http.settings import HttpSettings, MiddlewareSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, send_answer, with_mark
+from semel.http.wsgi.body import WITHHELD, is_withheld
 from semel.http.wsgi.inside import settle_call
 from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
@@ -178,6 +179,8 @@ class SemelMiddleware:
 
     def _read(self, exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:
         """Read the body, within its time."""
+        if is_withheld(environ):
+            return self.surface.problems.of_error(InvalidBody(WITHHELD))
         if not environ.get("CONTENT_LENGTH") and not environ.get("wsgi.input_terminated"):
             return exchange.finish(spool)
         connection = self._body_clock.begin(environ)

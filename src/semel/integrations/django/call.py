@@ -336,6 +336,8 @@ def again(request: Any, body: bytes) -> Any:
 
 def environ_of(request: Any) -> dict[str, Any]:
     """Make the WSGI environ of a request, also over ASGI, whose body has not been read."""
+    if "wsgi.input" not in request.META:
+        return {**request.META, "wsgi.input": request, "wsgi.input_terminated": True}  # Django has the whole body
     source = request
     if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
         source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
