@@ -81,11 +81,15 @@ class Fellow(Member):
 
 async def write(item: BulkItem | Message, n: int) -> None:
     """One row of the application's own, on any library's connection."""
-    made = item.connection
+    await execute(item.connection, INSERT.format(n))
+
+
+async def execute(made: Any, statement: str) -> None:
+    """A statement on any library's connection."""
     if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):
-        done = made.execute(INSERT.format(n))
+        done = made.execute(statement)
     else:
-        done = made.cursor().execute(INSERT.format(n))
+        done = made.cursor().execute(statement)
     if isinstance(done, Awaitable):
         await done
 

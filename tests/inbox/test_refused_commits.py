@@ -14,7 +14,7 @@ from semel.errors import HandlerRefused
 from semel.inbox.brokers.delivery import Deliveries
 from semel.inbox.run import Message
 from semel.inbox.store import Receipt
-from tests.bulk.fellows import Home, breaks_the_commit, write
+from tests.bulk.fellows import Home, breaks_the_commit, execute, write
 from tests.inbox.conftest import Consumer
 
 Make = Callable[..., Consumer]
@@ -47,6 +47,22 @@ def test_a_handler_that_is_corrected_handles_the_next_delivery(make_consumer: Ma
     with pytest.raises(HandlerRefused):
         worker.handle("m-1", break_commit)
     assert worker.handle("m-1", sound) is Receipt.HANDLED
+    assert home.effects() == [2]
+
+
+def test_a_handler_that_takes_the_inboxs_row_away_has_done_nothing(make_consumer: Make, home: Home) -> None:
+    """Nothing would tell the next delivery that the message was handled: what was written must not be committed."""
+
+    async def cleans_up(message: Message) -> None:
+        await write(message, 1)
+        await execute(message.connection, "DELETE FROM semel_inbox")
+
+    worker = make_consumer(tries_max=3)
+    with pytest.raises(HandlerRefused):
+        worker.handle("m-1", cleans_up)
+    assert home.effects() == []
+    assert worker.handle("m-1", sound) is Receipt.HANDLED
+    assert worker.handle("m-1", sound) is Receipt.DUPLICATE
     assert home.effects() == [2]
 
 

@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import pytest
 
-from semel.core.model import Answer, Proceed, Settled, State
+from semel.core.flow import Flow
+from semel.core.model import Answer, AnswerKind, Proceed, Purged, Settled, State
 from semel.engine.state import SCHEMA_VERSION_MAX
 from semel.errors import (
     ConfigurationError,
@@ -34,7 +35,7 @@ from semel.stores.mariadb import protocol as spoken
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.urls import connect_backend
-from semel.testing.attempts import attempt, renewal, settlement
+from semel.testing.attempts import OK, attempt, renewal, settlement
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, insert_and_answer, never, plain
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
@@ -44,6 +45,8 @@ from tests.servers.running import ENVIRONMENT, Running, free_port, stop
 pytestmark = MARK
 MakeFellow = Callable[..., Fellow]
 PATIENCE_SECONDS = 1.0
+NOW = 1_800_000_000_000_000
+DAY_US = 86_400_000_000
 # Not information_schema.innodb_trx: it caches its rows, so that frequent queries see old ones.
 WAITING = (
     "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
@@ -191,12 +194,44 @@ def _until(seen: Callable[[], object]) -> None:
 
 def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> None:
     """Two renewals in one microsecond write the same row twice: the second must not look like a lost lease."""
-    server = replace(fellow.backend.driver.server, clock=lambda: 1_800_000_000_000_000)
+    server = replace(fellow.backend.driver.server, clock=lambda: NOW)
     with closing(Fellow(fellow.kind, server)) as still:
         store = still.backend.store
         [verdict] = still.performs("claim", lambda: store.claim([attempt()]))
         for _ in range(3):
             assert still.performs("renew", lambda: store.renew([renewal(verdict.grant)])) == [True]
+
+
+@pytest.mark.parametrize("later_us", [2 * DAY_US, 31 * DAY_US], ids=["its answer's end", "its end"])
+def test_a_purge_takes_nothing_of_a_record_that_is_another_since_its_look(
+    make_fellow: MakeFellow, outside: Outside, later_us: int
+) -> None:
+    """It looks without a lock, and a key may be granted anew then: deleted, it would run once more."""
+    before = make_fellow(clock=lambda: NOW)
+    store = before.backend.store
+    [verdict] = before.performs("claim", lambda: store.claim([attempt()]))
+    assert before.performs("settle", lambda: store.settle([settlement(verdict.grant)])) == [Settled()]
+
+    def purge() -> Flow[Purged]:
+        flow = store.purge(None, 10)
+        window = yield next(flow)
+        outside.fetch(
+            f"UPDATE semel_record SET fence = fence + {later_us}, settled_at = settled_at + {later_us}, "
+            f"answer_until = answer_until + {later_us}, forget_after = forget_after + {later_us}"
+        )
+        return (yield from sent(flow, window))
+
+    assert make_fellow(clock=lambda: NOW + later_us).performs("purge", purge) == Purged(1, 0, 0, None)
+    assert outside.fetch("SELECT answer_kind, body FROM semel_record") == [(AnswerKind.KEPT, OK.body)]
+
+
+def sent(flow: Flow[Any], reply: Any) -> Flow[Any]:
+    """The rest of a flow, from the reply to its first ask on."""
+    try:
+        while True:
+            reply = yield flow.send(reply)
+    except StopIteration as stop:
+        return stop.value
 
 
 # --- servers that refuse ---

@@ -120,6 +120,17 @@ def test_a_non_atomic_write_is_detected() -> None:
         check_all(SqliteWorld, (case for case in verbs.pairs() if case[0].name == "UNKNOWN"))
 
 
+def test_a_purge_that_forgets_what_was_granted_anew_is_detected() -> None:
+    """Without naming the end that was read, it deletes a record whose handler is running: the next claim runs again."""
+    passage = " AND forget_after = ?"
+    found = r"claim and purge, from 'tombstone over, key new'"
+    with (
+        text_replaced(SQL["forget"], passage, " AND ? IS NOT NULL"),
+        pytest.raises(NotAtomic, match=found),
+    ):
+        check_all(SqliteWorld, (case for case in verbs.pairs() if case[0].name == "tombstone over, key new"))
+
+
 def test_the_check_compares_held_grants_too() -> None:
     with (
         replace_everywhere("semel.core.settle:abandon_row", lambda original: lambda row, nonce, now: None),

@@ -79,6 +79,7 @@ SITUATIONS: Final = (
     Situation("answered", _EXTERNAL, _settle(State.SUCCEEDED)),
     Situation("answer over, key new", _NEW, _settle(State.SUCCEEDED, 2 * DAY_US)),
     Situation("tombstone over", _EXTERNAL, _settle(State.SUCCEEDED, 31 * DAY_US)),
+    Situation("tombstone over, key new", _NEW, _settle(State.SUCCEEDED, 31 * DAY_US)),
 )
 """Every situation that a record can be in."""
 
