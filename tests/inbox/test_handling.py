@@ -130,7 +130,7 @@ def test_a_failure_is_counted_whatever_its_exception_says(
         with pytest.raises(type(error)):
             worker.handle("m-1", fails)
     assert worker.handle("m-1", fails) is Receipt.PARKED
-    [parked] = worker.parked()
+    [parked] = worker.list_parked()
     assert parked.reason.startswith(reason)
 
 
