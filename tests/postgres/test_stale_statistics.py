@@ -74,7 +74,7 @@ class Loaded:
 
     def turn(self) -> None:
         store = self._fellow.engine.store
-        self._fellow.performs("turn", lambda: store.turn(f"completer:{next(self.turns)}", None, 1))
+        self._fellow.performs("turn", lambda: store.turn(f"completer:{next(self.turns)}", None, 1, False))
 
     def looked_at(self, verb: str, make: MakeFlow[Any]) -> int:
         """How many rows of both tables the server has looked at for this."""
@@ -93,8 +93,8 @@ def questions(fellow: Fellow) -> dict[str, tuple[str, Callable[[], Any]]]:
     needing = Find(states=(State.UNKNOWN, State.PROCESSING), attention=True)
     every = (1 << 32) - 1
     return {
-        "a reaper's turn": ("turn", lambda: store.turn(REAPER, None, 1)),
-        "a completer's turn": ("turn", lambda: store.turn("completer", None, 1)),
+        "a reaper's turn": ("turn", lambda: store.turn(REAPER, None, 1, True)),
+        "a completer's turn": ("turn", lambda: store.turn("completer", None, 1, False)),
         "a reaper's round": ("lapse", lambda: store.lapse(100)),
         "abandoned executions": ("abandoned", lambda: steps.find_abandoned(50)),
         "what is due of events": ("events_due", lambda: events.due(every, 50, 1_000_000, hold=True)),
