@@ -135,10 +135,11 @@ def test_a_fleet_of_processes_with_all_kinds_of_workers_sends_less_than_one_stat
 
 
 def test_processes_with_other_kinds_of_workers_take_turns_of_their_own(open_backend: OpenBackend) -> None:
-    """Ten with a reaper and a completer, two with a relay, a reaper and a reconciler: two queues of turns."""
+    """Ten with a reaper and a completer, two with a relay, a reaper and a reconciler: each finds what it can do."""
 
     async def scenario() -> None:
-        fleet = Relays(open_backend).fleet
+        all = Relays(open_backend)
+        fleet = all.fleet
         await fleet.begin(2)
         for make_worker in (Reaper, reconciling_of):
             fleet.join(make_worker)
@@ -149,6 +150,9 @@ def test_processes_with_other_kinds_of_workers_take_turns_of_their_own(open_back
         before = fleet.statements
         await fleet.run(60)
         assert 100 <= fleet.statements - before <= 116
+        await all.write("7")
+        assert await all.seconds_until(1) <= 1.1
+        assert await seconds_until_unknown(fleet, 5) <= 6.0
         await fleet.close()
 
     asyncio.run(scenario())

@@ -112,11 +112,11 @@ class _Lookout:
         async with self._lock:
             if monotonic() < self._without_until:
                 return None
-            turn = self._last
+            turn, seconds = self._last, monotonic() - self._last_at
             if turn is None or member not in self._unread or member.wanted is None or turn.now < member.wanted:
-                turn = await self._ask(member)
+                turn, seconds = await self._ask(member), 0.0
             self._unread.discard(member)
-            return None if turn is None else (turn, monotonic() - self._last_at)
+            return None if turn is None else (turn, seconds)
 
     async def _ask(self, asking: Turns) -> Turn | None:
         members = {asking, *self.members}
