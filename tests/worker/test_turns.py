@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from semel.core.flow import Flow
-from semel.errors import SchemaError
+from semel.errors import SchemaError, StoreUnavailable
 from semel.workers.rules import Turn, next_turn
 from semel.workers.turns import Turns, look_together
 
@@ -209,5 +210,47 @@ def test_a_look_that_is_cut_off_leaves_the_others_theirs(clock: list[float]) -> 
         await asyncio.wait({asking})
         ending.leave()
         assert await waiting is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("trouble", ["slow", "refused", "unavailable", "damaged"])
+def test_an_outbox_in_trouble_keeps_no_reaper_from_looking(trouble: str, clock: list[float]) -> None:
+    """The relay looks by itself for a minute, and then they look together again."""
+    troubles = {"refused": SchemaError("no"), "unavailable": StoreUnavailable("away"), "damaged": ValueError("no JSON")}
+
+    async def scenario() -> None:
+        board = Board()
+        is_well = True
+
+        def take(kind: str, mine: int | None, every_us: int, records: Any) -> Flow[Turn]:
+            if not is_well and trouble in troubles:
+                raise troubles[trouble]
+            if not is_well:
+                clock[0] += 1.5
+            return board.turn(kind, mine, every_us, True)
+
+        reaper = Turns(board, "reaper", 1.0, perform)
+        relay = Turns(board, "relay", 1.0, perform, with_events=take)
+        assert None not in [await reaper.take(), await relay.take(), await reaper.take()]
+        together = board.kinds[-1]
+        is_well = False
+        for _ in range(3):
+            clock[0] += 1.0
+            board.now += SECOND
+            assert await reaper.take() is not None
+        assert board.kinds[-1] == "reaper"
+        if trouble != "slow":
+            with pytest.raises(type(troubles[trouble])) if trouble != "refused" else nullcontext():
+                assert await relay.take() is None
+        clock[0] += 1.0
+        board.now += SECOND
+        assert await reaper.take() is not None
+        assert board.kinds[-1] == "reaper"
+        is_well = True
+        clock[0] += 60.0
+        board.now += 60 * SECOND
+        assert None not in [await reaper.take(), await relay.take()]
+        assert board.kinds[-1] == together
 
     asyncio.run(scenario())

@@ -21,6 +21,8 @@ from semel.workers.rules import REAPER, TakesTurns, Turn
 TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
 WITHOUT_SECONDS: Final = 60.0  # before a store that refused turns is asked again
 DUE_LATER_US: Final = 10_000
+SLOW_SECONDS: Final = 1.0  # an answer that takes longer comes too late for the end of a lease
+APART_SECONDS: Final = 60.0  # for how long a relay then looks by itself
 
 
 class Turns:
@@ -78,7 +80,8 @@ class Turns:
     @property
     def slot_us(self) -> int:
         """How far apart the turns are: those of the most impatient worker of this process."""
-        return self.every_us if self._lookout is None else self._lookout.every_us
+        members = () if self._lookout is None else self._lookout.members
+        return min({self.every_us, *(member.every_us for member in members)})
 
     def is_first_in_interval(self, turn: Turn) -> bool:
         """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval."""
@@ -101,10 +104,7 @@ class _Lookout:
         self._last_at = 0.0
         self._unread: WeakSet[Turns] = WeakSet()  # those whom the last answer concerns, and who have not seen it
         self._without_until = float("-inf")
-
-    @property
-    def every_us(self) -> int:
-        return min(member.every_us for member in self.members)
+        self.apart_until = float("-inf")  # until when a relay looks by itself
 
     async def look(self, member: Turns) -> tuple[Turn, float] | None:
         """The last answer that serves this member, and how old it is; None where the store refuses turns."""
@@ -135,31 +135,49 @@ class _Lookout:
             return asked.with_events(kind, mine, every_us, lambda: seen.store.turn_params(reaps))
 
         mine, due = self._taken.get(kind, (None, 0.0))
-        has_come = monotonic() >= due
+        began = monotonic()
+        has_come = began >= due
         try:
             turn = await asked.ask(lambda: make(mine))
             if has_come and turn.next == mine and turn.next - turn.now > every_us:
                 # The turn has come here, but is far away by the store's clock, which was set back: none would look.
                 turn = await asked.ask(lambda: make(None))
-        except (SchemaError, StatementRefused, StoreReadOnly):  # not migrated, no right to it, a standby
+        except Exception as error:
+            if relay is not None and others is not None:
+                self._part_from(relay)
+                if asking is not relay:
+                    return await self._ask(asking)
+                raise
+            if not isinstance(error, (SchemaError, StatementRefused, StoreReadOnly)):
+                raise
+            # Not migrated, no right to it, a standby.
             self._taken.clear()
             self._last, self._without_until = None, monotonic() + WITHOUT_SECONDS
             return None
         self._last, self._last_at, self._unread = turn, monotonic(), WeakSet(members)
         self._taken[kind] = turn.next, self._last_at + seconds_to_turn(turn)
+        if relay is not None and others is not None and self._last_at - began > SLOW_SECONDS:
+            self._part_from(relay)
         return turn
+
+    def _part_from(self, relay: Turns) -> None:
+        """Let a relay look by itself for a while: a slow or damaged outbox keeps no lapse from being seen."""
+        self.members.discard(relay)
+        self.apart_until = monotonic() + APART_SECONDS
 
 
 _LOOKOUTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, _Lookout]]] = WeakKeyDictionary()
 
 
 def _lookout_of(member: Turns) -> _Lookout:
-    """Where a worker looks. A second relay on one store looks alone: a statement looks at the outbox for one relay."""
+    """Where a worker looks: a second relay on one store by itself, since a statement looks at it for one relay."""
     lookouts = _LOOKOUTS.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     lookout = lookouts.setdefault(member.store, _Lookout())
-    if member.with_events is None or all(each.with_events is None for each in lookout.members if each is not member):
+    if member.with_events is None:
         return lookout
-    return lookouts.setdefault(member, _Lookout())
+    is_second = any(each.with_events is not None for each in lookout.members if each is not member)
+    is_apart = is_second or monotonic() < lookout.apart_until
+    return lookouts.setdefault(member, _Lookout()) if is_apart else lookout
 
 
 def look_together(store: object, other: object) -> None:
