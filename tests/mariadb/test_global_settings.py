@@ -15,6 +15,7 @@ from semel.outbox.partitions import Partitions, registration
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.sql.dialect import dialect_of
+from semel.stores.sql.statements import Params
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import (
     ATOMIC,
@@ -121,7 +122,9 @@ def test_the_list_of_relays_is_whole_where_the_server_cuts_long_texts(server: Ma
             relays = [registration(f"host:{number}", "nats://mq.example", f"broker {number}") for number in range(40)]
             for relay in relays:
                 engine.perform("attend", partial(partitions.attend, relay, 10_000_000, listens=False))
-            turn = partial(partitions.turn, "relay", None, 1_000_000, relays[0], hold=True, listens=False, gauge=True)
+            no_records: Params = {"ids": [], "after": 0, "page": 0}
+            turns = partial(partitions.turn, "relay", None, 1_000_000, no_records, relays[0])
+            turn = partial(turns, hold=True, listens=False, gauge=True)
             _, look = engine.perform("turn", turn)
             assert look is not None
             assert len(look.sinks) == len(relays)

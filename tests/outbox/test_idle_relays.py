@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel import Answer, AsyncEngine, Permit, Policy
+from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
 from semel.errors import StoreUnavailable
 from semel.outbox.event import Event
 from semel.outbox.run import own_event
@@ -30,6 +30,7 @@ from tests.worker.fleets import (
     completer_of,
     empty_store,
     reconciling_of,
+    seconds_until_unknown,
 )
 
 
@@ -53,13 +54,9 @@ class Relaying(Loop):
     def __init__(self, relay: Relay) -> None:
         super().__init__("relaying", 1.0)
         self.relay = relay
-        self._rest = 0.0
 
     async def _look(self) -> None:
         self._rest = await self.relay._round(notified=False)
-
-    def _next_rest(self) -> float:
-        return self._rest
 
     async def _leave(self) -> None:
         await self.relay._leave()
@@ -115,18 +112,118 @@ def test_20_idle_relays_send_less_than_one_statement_a_second_together(open_back
     asyncio.run(scenario())
 
 
-def test_each_kind_of_idle_workers_takes_turns_of_its_own(open_backend: OpenBackend) -> None:
-    """All four in each process: 55 statements a minute for reapers, relays and completers, 21 for reconcilers."""
+ALL_BESIDE_A_RELAY = (Reaper, completer_of, reconciling_of)
+
+
+def test_a_fleet_of_processes_with_all_kinds_of_workers_sends_less_than_one_statement_a_second(
+    open_backend: OpenBackend,
+) -> None:
+    """The workers of a process look together: 55 turns a minute, and now and then a reconciler's sweep."""
 
     async def scenario() -> None:
         fleet = Relays(open_backend).fleet
         await fleet.begin(FLEET)
-        for make_worker in (Reaper, completer_of, reconciling_of):
+        for make_worker in ALL_BESIDE_A_RELAY:
             fleet.join(make_worker)
         await fleet.run(FLEET * 6)
         before = fleet.statements
+        await fleet.run(120)
+        assert 100 <= fleet.statements - before <= 120
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_processes_with_other_kinds_of_workers_take_turns_of_their_own(open_backend: OpenBackend) -> None:
+    """Ten with a reaper and a completer, two with a relay, a reaper and a reconciler: each finds what it can do."""
+
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(2)
+        for make_worker in (Reaper, reconciling_of):
+            fleet.join(make_worker)
+        fleet.make_worker = Reaper
+        await fleet.begin(10)
+        fleet.join(completer_of, first=2)
         await fleet.run(60)
-        assert 180 <= fleet.statements - before <= 190
+        before = fleet.statements
+        await fleet.run(60)
+        assert 100 <= fleet.statements - before <= 116
+        await all.write("7")
+        assert await all.seconds_until(1) <= 1.1
+        assert await seconds_until_unknown(fleet, 5) <= 6.0
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("killed", [(), (2,)], ids=["none", "one"])
+def test_each_kind_finds_its_work_in_time_where_all_look_together(
+    killed: tuple[int, ...], open_backend: OpenBackend
+) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(6)
+        for make_worker in ALL_BESIDE_A_RELAY:
+            fleet.join(make_worker)
+        await fleet.run(20)
+        fleet.kill(*killed)
+        late = 1.1 * (1 + len(killed))
+        await all.write("7")
+        assert await all.seconds_until(1) <= late
+        await fleet.run(20)
+        assert await seconds_until_unknown(fleet, 5) <= 6.0
+        await fleet.run(20)
+        dying = fleet.engines[0]
+        policy = Policy(steps=True, resumable=True, lease_seconds=5)
+        scope = Scope("demo", "alice", "pay")
+        assert isinstance(await dying.claim(Command(scope, "k", bytes(32), "1.tests", policy, request=b"x")), Permit)
+        dying.core.live.clear()  # nothing renews it
+
+        async def is_begun() -> bool:
+            return any(getattr(worker, "_running", None) for _, _, worker in fleet._wakes)
+
+        assert await fleet.run(10, is_begun) <= 6.0
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_reconciler_asks_within_its_interval_where_all_look_together(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        fleet = Relays(open_backend).fleet
+        await fleet.begin(6)
+        for make_worker in ALL_BESIDE_A_RELAY:
+            fleet.join(make_worker)
+        await fleet.run(20)
+        await seconds_until_unknown(fleet, 1)
+
+        async def is_asked() -> bool:
+            return any(getattr(worker, "_goes_on", False) for _, _, worker in fleet._wakes)
+
+        assert await fleet.run(20, is_asked) <= 6.1
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+def test_workers_of_one_process_that_come_and_go_leave_the_others_their_turns(open_backend: OpenBackend) -> None:
+    async def scenario() -> None:
+        all = Relays(open_backend)
+        fleet = all.fleet
+        await fleet.begin(3)
+        fleet.join(Reaper)
+        await fleet.run(15)
+        for n in range(1, 6):  # the relays wake, work, and are idle again
+            await all.write(str(n))
+            assert await all.seconds_until(n) <= 1.1
+            assert await seconds_until_unknown(fleet, 2 + n) <= 3.0 + n
+        await fleet.run(15)
+        before = fleet.statements
+        await fleet.run(60)
+        assert 50 <= fleet.statements - before <= 55
         await fleet.close()
 
     asyncio.run(scenario())

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from semel import Answer, Permit
-from semel.core.flow import MakeFlow, ask
+from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.model import Find, State
+from semel.outbox.partitions import Partitions
 from semel.outbox.run import own_event
 from semel.outbox.store import Events
 from semel.steps.store import StepRows
@@ -74,7 +75,7 @@ class Loaded:
 
     def turn(self) -> None:
         store = self._fellow.engine.store
-        self._fellow.performs("turn", lambda: store.turn(f"completer:{next(self.turns)}", None, 1))
+        self._fellow.performs("turn", lambda: store.turn(f"completer:{next(self.turns)}", None, 1, False))
 
     def looked_at(self, verb: str, make: MakeFlow[Any]) -> int:
         """How many rows of both tables the server has looked at for this."""
@@ -93,8 +94,10 @@ def questions(fellow: Fellow) -> dict[str, tuple[str, Callable[[], Any]]]:
     needing = Find(states=(State.UNKNOWN, State.PROCESSING), attention=True)
     every = (1 << 32) - 1
     return {
-        "a reaper's turn": ("turn", lambda: store.turn(REAPER, None, 1)),
-        "a completer's turn": ("turn", lambda: store.turn("completer", None, 1)),
+        "a reaper's turn": ("turn", lambda: store.turn(REAPER, None, 1, True)),
+        "a completer's turn": ("turn", lambda: store.turn("completer", None, 1, False)),
+        "an idle relay's turn": ("turn", lambda: _relay_turn(store, None)),
+        "a turn of all workers of a process": ("turn", lambda: _relay_turn(store, True)),
         "a reaper's round": ("lapse", lambda: store.lapse(100)),
         "abandoned executions": ("abandoned", lambda: steps.find_abandoned(50)),
         "what is due of events": ("events_due", lambda: events.due(every, 50, 1_000_000, hold=True)),
@@ -102,6 +105,12 @@ def questions(fellow: Fellow) -> dict[str, tuple[str, Callable[[], Any]]]:
         "what is UNKNOWN": ("find", lambda: store.find(Find(states=(State.UNKNOWN,), attention=True))),
         "the horizon": ("keep", lambda: ask(Query(SQL["keep_horizon"], {"ids": [bytes(16)], "horizon": 0}))),
     }
+
+
+def _relay_turn(store: Any, reaps: bool | None) -> Flow[Any]:
+    records = yield from store.turn_params(reaps)
+    partitions = Partitions(store.dialect)
+    return (yield from partitions.turn("all", None, 1, records, "relay", hold=True, listens=False, gauge=True))
 
 
 @pytest.mark.parametrize("knows", [False, True], ids=["stale", "analyzed"])

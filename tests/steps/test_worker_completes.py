@@ -23,9 +23,13 @@ from semel.admin.doctor.records import look_at_records
 from semel.cli.main import main
 from semel.core.model import Find, State
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.turns import SUFFIX
 from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
+from semel.workers.rules import REAPER
+from semel.workers.turns import kind_of
 from tests.engine.shells import SCOPE
+from tests.servers.redis import eventually
 from tests.steps.completed import deliver, make_middleware, make_starlette
 from tests.web.driving import Response, asgi_call, asgi_scope
 
@@ -178,6 +182,24 @@ def test_a_worker_finishes_commands_that_a_killed_wsgi_server_accepted(url: str)
     assert [json.loads(line) for line in out.splitlines()] == [{"completed": 1, "failed": 0}, {"ended": True}]
     assert worker.returncode == 0
     assert rows(url) == [("ship", State.SUCCEEDED, b"shipped parcel")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "completes"), [("make_wsgi()", ["ship"]), ("make_starlette()", ["mounted", "ship"])], ids=["sync", "async"]
+)
+def test_a_worker_looks_at_the_store_of_its_application_once_for_all_its_workers(
+    spec: str, completes: list[str], url: str
+) -> None:
+    """Its reaper is on an engine of its own, and the completer on the application's: their turns are the same."""
+    turns = Path(f"{url.removeprefix('sqlite:///')}{SUFFIX}")
+    both = kind_of("all", {REAPER, kind_of("completer", completes)})
+    works = [sys.executable, "-m", "semel.cli", "worker", "--complete", f"{HERE}:{spec}"]
+    environment = {**os.environ, "SHOP_URL": url}
+    with subprocess.Popen(works, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as worker:
+        try:
+            eventually(lambda: turns.exists() and both in turns.read_text(), 60.0)
+        finally:
+            worker.terminate()
 
 
 # --- what an application runs for itself ------------------------------------------------------------

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
-from semel import Answer, AsyncEngine, Permit, Policy
+from semel import Answer, AsyncEngine, Permit, Policy, State
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Record
 from semel.errors import StoreUnavailable
@@ -24,9 +26,10 @@ from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.scripts import Calls
 from semel.stores.sql.statements import Now, TakeTurn, Together
 from semel.testing.clock import SettableClock
+from semel.workers import turns
 from semel.workers.loop import Loop
 from tests.engine.drivers import sqlite
-from tests.engine.shells import MADE
+from tests.engine.shells import MADE, command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
 from verification.subjects.mariadb import mariadb_subject
@@ -112,7 +115,8 @@ class Fleet:
     clock: SettableClock = field(default_factory=SettableClock)
 
     def __post_init__(self) -> None:
-        self._wakes: list[tuple[int, int, Loop]] = []
+        self._wakes: list[tuple[int, tuple[int, int], Loop]] = []  # when, of which process, and the worker
+        self._pushed = itertools.count()
         self.engines: list[AsyncEngine] = []
         self.drivers: list[CountingDriver] = []
 
@@ -128,25 +132,25 @@ class Fleet:
             wakes = self.clock() + number * apart_us
             self._push(wakes, len(self.engines), self.make_worker(engine))
 
-    def join(self, make_worker: Callable[[AsyncEngine], Loop], apart_us: int = 50_000) -> None:
-        """Start one more worker in each process, under a number of its own."""
-        for number, engine in enumerate(self.engines):
-            self._push(self.clock() + number * apart_us, len(self._wakes) + 1, make_worker(engine))
+    def join(self, make_worker: Callable[[AsyncEngine], Loop], apart_us: int = 50_000, *, first: int = 0) -> None:
+        """Start one more worker in each process, or in those behind the first ones."""
+        for number, engine in enumerate(self.engines[first:], start=first):
+            self._push(self.clock() + number * apart_us, number + 1, make_worker(engine))
 
     def _push(self, wakes: int, number: int, worker: Loop) -> None:
         if isinstance(worker, Reaper):
             worker._purge_at = float("inf")  # the purge has its own hour
-        heapq.heappush(self._wakes, (wakes, number, worker))
+        heapq.heappush(self._wakes, (wakes, (number, next(self._pushed)), worker))
 
     def kill(self, *numbers: int) -> None:
         """Kill these processes."""
-        self._wakes = [each for each in self._wakes if each[1] not in numbers]
+        self._wakes = [each for each in self._wakes if each[1][0] not in numbers]
         heapq.heapify(self._wakes)
 
     @property
     def next_to_look(self) -> int:
         """The number of the process that wakes next."""
-        return self._wakes[0][1]
+        return self._wakes[0][1][0]
 
     @property
     def statements(self) -> int:
@@ -164,6 +168,10 @@ class Fleet:
 
     async def run(self, seconds: float, until: Callable[[], Any] | None = None) -> float:
         """Let the time go by; how many seconds it were when ``until`` held."""
+        with patch.object(turns, "monotonic", lambda: self.clock() / SECOND_US):
+            return await self._run(seconds, until)
+
+    async def _run(self, seconds: float, until: Callable[[], Any] | None) -> float:
         began = self.clock()
         ends = began + int(seconds * SECOND_US)
         while self._wakes and self._wakes[0][0] <= ends:
@@ -210,3 +218,17 @@ def reconciling_of(engine: AsyncEngine) -> Loop:
         return StillUnknown("no word yet")
 
     return Reconciling(engine, [ask])
+
+
+async def seconds_until_unknown(fleet: Fleet, lease_seconds: float, holder: int = 0) -> float:
+    """How long a command reads PROCESSING whose holder dies at once."""
+    engine = fleet.engines[holder - 1]
+    policy = Policy(effects="external", lease_seconds=lease_seconds)
+    permit = await engine.claim(command(f"k{lease_seconds}", policy=policy))
+    operation_id = permit.grant.operation_id  # type: ignore[union-attr]
+    engine.core.live.clear()  # nothing renews it
+
+    async def is_unknown() -> bool:
+        return (await fleet.record(operation_id)).state == State.UNKNOWN
+
+    return await fleet.run(lease_seconds + 5, is_unknown)

@@ -12,15 +12,23 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import AsyncEngine, Command, Engine, Permit, Policy, Scope, State
+from semel import AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.workers.loop import Loop
 from semel.workers.rules import REAPER
-from tests.engine.shells import command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
-from tests.worker.fleets import FLEET, FLEET_STORES, Fleet, OpenBackend, completer_of, empty_store, reconciling_of
+from tests.worker.fleets import (
+    FLEET,
+    FLEET_STORES,
+    Fleet,
+    OpenBackend,
+    completer_of,
+    empty_store,
+    reconciling_of,
+    seconds_until_unknown,
+)
 from verification.subjects.mariadb import mariadb_subject
 from verification.subjects.postgres import empty_schema
 
@@ -82,20 +90,6 @@ def test_a_holder_that_dies_just_before_its_own_turn_delays_only_the_shortest_le
 
 async def is_after(fleet: Fleet, looked: int) -> bool:
     return fleet.statements > looked
-
-
-async def seconds_until_unknown(fleet: Fleet, lease_seconds: float, holder: int = 0) -> float:
-    """How long a command reads PROCESSING whose holder dies at once."""
-    engine = fleet.engines[holder - 1]
-    policy = Policy(effects="external", lease_seconds=lease_seconds)
-    permit = await engine.claim(command(f"k{lease_seconds}", policy=policy))
-    operation_id = permit.grant.operation_id  # type: ignore[union-attr]
-    engine.core.live.clear()  # nothing renews it
-
-    async def is_unknown() -> bool:
-        return (await fleet.record(operation_id)).state == State.UNKNOWN
-
-    return await fleet.run(lease_seconds + 5, is_unknown)
 
 
 def test_a_fleet_continues_after_an_outage_and_after_all_but_one_have_died(open_backend: OpenBackend) -> None:
@@ -187,9 +181,9 @@ def test_turns_go_by_the_server_s_clock_in_threads_too(library: str) -> None:
     store: Any = made.store
     with closing(Engine(made)) as engine:
         engine.migrate()
-        first = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
-        again = engine.perform("turn", lambda: store.turn(REAPER, first.next, 60_000_000))
-        other = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000))
+        first = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000, True))
+        again = engine.perform("turn", lambda: store.turn(REAPER, first.next, 60_000_000, True))
+        other = engine.perform("turn", lambda: store.turn(REAPER, None, 60_000_000, True))
     assert abs(first.now / 1_000_000 - time.time()) < 60
     assert first.next == first.now + 60_000_000
     assert (again.next, again.earliest) == (first.next, None)  # it looked out of turn

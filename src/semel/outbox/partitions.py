@@ -16,7 +16,8 @@ from semel.core.flow import Flow
 from semel.outbox.rules import PARTITIONS
 from semel.outbox.store import Depth
 from semel.stores.sql.dialect import Dialect, Values
-from semel.workers.rules import Turn
+from semel.stores.sql.statements import Params
+from semel.workers.rules import Turn, read_turn
 
 NOUN: Final = "partitions"
 IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
@@ -129,25 +130,35 @@ class Partitions:
             yield from self._dialect.rows(self._sql["call"], {})
 
     def turn(
-        self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, listens: bool, gauge: bool
+        self,
+        kind: str,
+        mine: int | None,
+        every_us: int,
+        records: Params,
+        holder: str,
+        *,
+        hold: bool,
+        listens: bool,
+        gauge: bool,
     ) -> Flow[tuple[Turn, OutboxLook | None]]:
         """The next turn of an idle relay, as :class:`~semel.workers.rules.TakesTurns` has it, in one statement.
 
-        ``earliest`` is now if any event of any partition may be published, else None.
-
-        Parameters: ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
+        Parameters: ``records`` which records the turn sees, for the workers beside the relay (``turn_params`` of a
+        store); ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
         look how full the outbox is, and who publishes, too.
 
         Raises SchemaError where ``turns`` did not run.
         """
-        params: Values = {"kind": kind, "mine": mine, "every": every_us, "hold": int(hold), "gauge": int(gauge)}
-        params = {**params, "mine": (yield from self._dialect.take_turn(kind, mine, every_us))}
-        params = {**params, "holder": holder, "bell": int(listens), "idle": IDLE_SEEN_US}
+        params: Params = {
+            **records,
+            **{"kind": kind, "mine": (yield from self._dialect.take_turn(kind, mine, every_us)), "every": every_us},
+            **{"holder": holder, "bell": int(listens), "idle": IDLE_SEEN_US, "hold": int(hold), "gauge": int(gauge)},
+        }
         [row] = yield from self._dialect.rows(self._sql["turn"], params)
-        now, following, due, waiting, parked, oldest, relays = cast(
-            "tuple[int, int | None, int, int, int, int | None, str | None]", row
+        now, following, found, due, waiting, parked, oldest, relays = cast(
+            "tuple[int, int | None, str, int, int, int, int | None, str | None]", row
         )
-        turn = Turn(now, now + every_us if following is None else following, now if due else None)
+        turn = read_turn(now, now + every_us // 2 if following is None else following, found, due)
         if not gauge:
             return turn, None
         there: list[tuple[str, int]] = json.loads(relays or "[]")

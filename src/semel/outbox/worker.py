@@ -38,6 +38,7 @@ from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, re
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import dialect_of
+from semel.stores.sql.statements import Params
 from semel.workers.rules import Turn
 from semel.workers.trouble import Trouble
 from semel.workers.turns import Turns, is_due, seconds_to_turn
@@ -144,8 +145,14 @@ class Relay:
         self._walk_seconds = 0.0  # how long the last skip of unavailable topics took
         self._woken = asyncio.Event()
         every = LOOK_SECONDS if poll_seconds is None else poll_seconds
-        self._turns = Turns(_Looks(self._flow_of_turn), "relay" if hold else "relay:skip", every, engine.perform)
-        self._every_seconds = every
+        self._turns = Turns(
+            engine.store,
+            "relay" if hold else "relay:skip",
+            every,
+            engine.perform,
+            earliest_of=lambda turn: turn.now if turn.due else None,
+            with_events=self._flow_of_turn,
+        )
         self._listens = False
         self._idle = False  # whether it has released its partitions, and waits for its turn
         self._fleet = 1.0  # the number of relays that take turns, estimated
@@ -384,6 +391,7 @@ class Relay:
             )
 
     async def _leave(self) -> None:
+        self._turns.leave()
         lease = int(self._lease_seconds * 1_000_000)
         await self._engine.perform("events_leave", lambda: self._partitions.leave(self.name, lease))
         self._mask, self._attended = 0, float("-inf")
@@ -393,11 +401,14 @@ class Relay:
     def _time(self) -> float:
         return time.monotonic()
 
-    def _flow_of_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+    def _flow_of_turn(
+        self, kind: str, mine: int | None, every_us: int, records: Callable[[], Flow[Params]]
+    ) -> Flow[Turn]:
         turn, self._look = yield from self._partitions.turn(
             kind,
             mine,
             every_us,
+            (yield from records()),
             self.name,
             hold=self._hold,
             listens=self._listens,
@@ -419,7 +430,7 @@ class Relay:
             return True
         rest = seconds_to_turn(turn)
         self._turn_at = self._time() + rest
-        self._fleet = max(1.0, rest / self._every_seconds)
+        self._fleet = max(1.0, rest * 1_000_000 / self._turns.slot_us)
         if is_due(turn):
             return True
         if look is not None and self._idle and mark_of(self._identity) not in look.shown:
@@ -438,6 +449,7 @@ class Relay:
         if not needed and now >= self._turn_at:
             needed = await self._take_turn()
         if needed:
+            self._turns.leave()  # at work it looks for itself
             self._idle, self._fleet, self._worked = False, 1.0, now
             self._heard_at = None
         return needed
@@ -448,6 +460,7 @@ class Relay:
             return False
         self._called, self._heard_at = False, None
         if await self._take_turn():
+            self._turns.leave()
             self._worked = self._time()
             return False
         await self._engine.perform("events_retire", lambda: self._partitions.retire(self.name))
@@ -465,7 +478,8 @@ class Relay:
             self._called = True
         elif self._heard_at is None:
             now = self._time()
-            before = int(max(0.0, self._turn_at - now) / self._every_seconds)  # so many are nearer to their turns
+            ahead_us = max(0.0, self._turn_at - now) * 1_000_000
+            before = int(ahead_us / self._turns.slot_us)  # so many are nearer to their turns
             self._heard_at = max(now + APART_SECONDS * before, self._deaf_until)
         self._woken.set()
 
@@ -610,14 +624,3 @@ class Relay:
             if done < SWEEP_CHUNK:
                 return gone
             await asyncio.sleep(min(1.0, time.monotonic() - began))  # as the purge: others write, too
-
-
-class _Looks:
-    """The turns of a relay (``workers.rules.TakesTurns``), taken for due events instead of records."""
-
-    def __init__(self, take: Callable[[str, int | None, int], Flow[Turn]]) -> None:
-        self._take = take
-
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """The next turn."""
-        return (yield from self._take(kind, mine, every_us))

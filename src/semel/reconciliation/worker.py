@@ -138,8 +138,9 @@ class Reconciling(Loop):
             if each.operation in self._reconcilers:
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each
-        self._turns = Turns(engine.store, kind_of("reconciler", self._reconcilers), every_seconds, engine.perform)
-        self._rest: float | None = None
+        kind = kind_of("reconciler", self._reconcilers)
+        self._turns = Turns(engine.store, kind, every_seconds, engine.perform, earliest_of=lambda _: None)
+        self._goes_on = False  # whether the last round has asked about something
         self._looks = 0
         self._places = asyncio.Semaphore(at_once)
         self._one_trouble = Trouble("a reconciliation")
@@ -239,21 +240,18 @@ class Reconciling(Loop):
         await engine.perform("reconcile", lambda: self._rows.note(record.id, token, again))
 
     async def _look(self) -> None:
-        self._rest = None
-        turn = await self._turns.take()
-        if turn is None:
+        turns, turn = self._turns, await self._take_turn()
+        if turns is None or turn is None:
             await self.run_once()
             return
-        self._looks += 1
-        unknown = await self._find(Find(states=(State.UNKNOWN,), limit=1))
         done = Round()
-        if unknown.records or self._looks % LOOKS_PER_SWEEP == 0:
-            done = await self.run_once()
-        if not done.asked:  # else this process continues at its own pace, and others join it at their turns
+        if self._goes_on or turns.is_first_in_interval(turn):
+            self._looks += 1
+            if turn.unknown or self._looks % LOOKS_PER_SWEEP == 0:
+                done = await self.run_once()
+        self._goes_on = done.asked > 0
+        if not self._goes_on:  # else this process continues at its own pace, and others join it at their turns
             self._rest = seconds_to_turn(turn)
-
-    def _next_rest(self) -> float:
-        return super()._next_rest() if self._rest is None else self._rest
 
 
 async def _ask(each: Reconciler, case: Case) -> Finding:

@@ -40,6 +40,7 @@ from semel.sealing.rules import open_request
 from semel.steps.options import Resumed
 from semel.steps.store import FIRST, Abandoned, StepRows
 from semel.workers.loop import Loop
+from semel.workers.rules import Turn
 from semel.workers.turns import TURNS_PER_LOOK, Turns, is_due, kind_of, seconds_ahead
 
 FIND_MAX: Final = 100
@@ -95,8 +96,6 @@ class Completer(Loop):
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
         self._threads = self._new_threads()
-        self._turns: Turns | None = None  # of those that know the same operations
-        self._rest: float | None = None
         self.completed = 0  # executions that came to their end here
         self.failed = 0  # runs here that raised; they are tried again
 
@@ -125,7 +124,7 @@ class Completer(Loop):
         if operation in self._operations:
             raise ConfigurationError(f"{operation!r} is registered already; give each operation one handler")
         self._operations[operation] = _Resumable(policy, handler)
-        self._turns = None
+        self._leave_turns()
 
     async def run_once(self) -> int:
         """Take over abandoned executions and wait for them; returns how many came to their end here.
@@ -138,20 +137,17 @@ class Completer(Loop):
         return sum(task.result() for task in begun)
 
     async def _look(self) -> None:
-        self._rest = None
         if not self._operations:
             return
         if self._turns is None:
             kind = kind_of("completer", self._operations)
             perform = partial(self._call, self.engine.perform)
-            self._turns = Turns(self.engine.store, kind, TURNS_PER_LOOK * self._every_seconds, perform)
-        turn = await self._turns.take()
+            every = TURNS_PER_LOOK * self._every_seconds
+            self._turns = Turns(self.engine.store, kind, every, perform, earliest_of=_earliest_of)
+        turn = await self._take_turn()
         begun = await self._begin() if is_due(turn) else []
         if turn is not None and not begun and not self._running:  # else there may be more; others join at their turns
             self._rest = seconds_ahead(turn)
-
-    def _next_rest(self) -> float:
-        return super()._next_rest() if self._rest is None else self._rest
 
     async def _leave(self) -> None:
         if self._running:  # handlers are not cancelled: they come to their end
@@ -289,6 +285,11 @@ class _HandlerFailed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def _earliest_of(turn: Turn) -> int | None:
+    """When the first execution can be taken over: one that waits, or one whose lease ends."""
+    return min((at for at in (turn.abandoned, turn.earliest) if at is not None), default=None)
 
 
 def running(completer: Completer | None) -> AbstractAsyncContextManager[object]:

@@ -63,7 +63,6 @@ class Reaper(Loop):
         self._purge_trouble = Trouble("the reaper's purge")
         self._clock = PurgeClock()
         self._turns = Turns(engine.store, REAPER, TURNS_PER_LOOK * every_seconds, engine.perform)
-        self._rest: float | None = None
 
     async def run_once(self) -> int:
         """Make all lapsed records of unknown outcome visible; how many there were.
@@ -105,9 +104,8 @@ class Reaper(Loop):
         await super().run()
 
     async def _look(self) -> None:
-        self._rest = None
         with suppress(StoreError, SchemaError):  # as in _purge_meanwhile
-            turn = await self._turns.take()
+            turn = await self._take_turn()
             if is_due(turn):
                 await self.run_once()
             if turn is not None:
@@ -117,9 +115,6 @@ class Reaper(Loop):
         if time.monotonic() >= self._purge_at and self._purging is None:
             self._purge_at = self._purge_time()
             self._purging = asyncio.create_task(self._purge_meanwhile(), name="semel-purge")
-
-    def _next_rest(self) -> float:
-        return super()._next_rest() if self._rest is None else self._rest
 
     async def _leave(self) -> None:
         if self._purging is not None:

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 from semel.errors import SchemaError, StoreError
+from semel.workers.rules import Turn
 from semel.workers.trouble import Trouble
+from semel.workers.turns import Turns
 
 
 class Loop(ABC):
@@ -23,6 +25,8 @@ class Loop(ABC):
         self._every_seconds = every_seconds
         self._random = random.SystemRandom()
         self._trouble = Trouble(name)
+        self._turns: Turns | None = None
+        self._rest: float | None = None  # until the next turn, where the store takes turns
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -31,7 +35,15 @@ class Loop(ABC):
 
     def _next_rest(self) -> float:
         """The time until the next look."""
-        return self._every_seconds * (1 - self._random.random() / 4)
+        return self._rest if self._rest is not None else self._every_seconds * (1 - self._random.random() / 4)
+
+    async def _take_turn(self) -> Turn | None:
+        return None if self._turns is None else await self._turns.take()
+
+    def _leave_turns(self) -> None:
+        if self._turns is not None:
+            self._turns.leave()
+        self._turns = None
 
     async def _leave(self) -> None:
         """Clean up at the end, even when cancelled: nothing, unless a worker overrides it."""
@@ -57,10 +69,13 @@ class Loop(ABC):
                 rest = await self._look_safely()
                 await asyncio.sleep(max(rest, self._next_rest()))
         finally:
+            if self._turns is not None:
+                self._turns.leave()
             await self._leave()
 
     async def _look_safely(self) -> float:
         """Look; the least seconds to rest."""
+        self._rest = None
         try:
             await self._look()
         except (StoreError, SchemaError):

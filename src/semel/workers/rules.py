@@ -5,20 +5,29 @@ A store that takes turns implements :class:`TakesTurns`; its scripts and stateme
 
 from __future__ import annotations
 
+import json
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from semel.core.flow import Flow
 
 TURNS_AHEAD_MOST: Final = 60
+TURN_PAGE: Final = 500  # a turn with so many new records continues the reaper's walk
 TURN_KEPT_MOST: Final = 100  # a turn that is further ahead was taken by another clock
 
 
 class Turn(NamedTuple):
-    """The time of a worker's next look in microseconds of the store's clock. ``earliest`` None: no lease will lapse."""
+    """The time of a worker's next look in microseconds of the store's clock, and what this one has seen.
+
+    ``earliest`` when the first lease will lapse (None: none), ``abandoned`` since when the first execution waits for a
+    completer, ``unknown`` whether a record is UNKNOWN, ``due`` whether an event may be published.
+    """
 
     now: int
     next: int
-    earliest: int | None
+    earliest: int | None = None
+    abandoned: int | None = None
+    unknown: bool = False
+    due: bool = False
 
 
 REAPER: Final = "reaper"
@@ -28,11 +37,11 @@ REAPER: Final = "reaper"
 class TakesTurns(Protocol):
     """A store on which the workers of all processes take turns, so that an idle fleet asks as little as one process."""
 
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+    def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
         """The next turn of a worker that has this one now (None: it begins), ``every_us`` after the last one taken.
 
-        Parameters: ``kind`` whose turns these are: workers of one kind look for the same things. ``earliest`` is about
-        what a reaper marks where it is :data:`REAPER`, else about what a completer takes over.
+        Parameters: ``kind`` whose turns these are: workers of one kind look for the same things; ``reaps`` whether this
+        process has a reaper, which walks over what was created since.
         """
 
 
@@ -53,3 +62,10 @@ def next_turn(now: int, mine: int | None, every_us: int, last: int | None, looke
     if last is None or looked is None or last < now or looked > now or 2 * (now - looked) > 3 * every_us:
         last = now
     return min(last, now + TURNS_AHEAD_MOST * every_us) + every_us
+
+
+def read_turn(now: int, following: int, found: str, due: object = None) -> Turn:
+    """A turn as its statement answers it."""
+    earliest, abandoned, unknown, met = json.loads(found)
+    behind = met >= TURN_PAGE  # the walk has fallen behind
+    return Turn(now, following, now if behind else earliest, abandoned, bool(unknown), bool(due))

@@ -1,26 +1,37 @@
-"""Take turns: the workers of one kind look one after the other across all processes."""
+"""Take turns: the workers of one kind look one after the other across all processes.
+
+The workers of one process on one store look together, in one statement: their turns are those of processes that run the
+same kinds of workers. A worker that wakes for its turn, or when a lease ends, finds the answer of the one that woke
+before it. What one kind alone needs is the same as ever: a process with a reaper only shares the turns of reapers.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from time import monotonic
+from typing import Any, Final, cast
+from weakref import WeakKeyDictionary, WeakSet
 
-from semel.core.flow import MakeFlow
+from semel.core.flow import Flow, MakeFlow
 from semel.errors import SchemaError, StatementRefused, StoreReadOnly
-from semel.workers.rules import TakesTurns, Turn
+from semel.workers.rules import REAPER, TakesTurns, Turn
 
 TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
 WITHOUT_SECONDS: Final = 60.0  # before a store that refused turns is asked again
 DUE_LATER_US: Final = 10_000
+SLOW_SECONDS: Final = 1.0  # an answer that takes longer comes too late for the end of a lease
+APART_SECONDS: Final = 60.0  # for how long a relay then looks by itself
 
 
 class Turns:
     """The turns of one worker.
 
     Parameters: ``store`` any store; ``kind`` as :class:`~semel.workers.rules.TakesTurns` has it; ``every_seconds``
-    between two looks of all workers of this kind together; ``perform`` performs a store call.
+    between two looks of all workers of this kind together; ``perform`` performs a store call; ``earliest_of`` when a
+    turn says that there will be something to do (None: nothing is in sight); ``with_events`` takes a turn that looks at
+    the outbox too.
     """
 
     def __init__(
@@ -29,34 +40,150 @@ class Turns:
         kind: str,
         every_seconds: float,
         perform: Callable[[str, MakeFlow[Turn]], Awaitable[Any]],
+        *,
+        earliest_of: Callable[[Turn], int | None] = lambda turn: turn.earliest,
+        with_events: Callable[[str, int | None, int, Callable[[], Flow[Any]]], Flow[Turn]] | None = None,
     ) -> None:
-        self._store = store if isinstance(store, TakesTurns) else None
-        self._kind = kind
-        self._every_us = max(1, int(every_seconds * 1_000_000))
+        self.store: Any = store if isinstance(store, TakesTurns) else None
+        self.kind = kind
+        self.every_us = max(1, int(every_seconds * 1_000_000))
+        self.with_events = with_events
+        self.wanted: int | None = None  # an answer of this time, by the store's clock, or later serves this worker
         self._perform = perform
-        self._mine: int | None = None
-        self._due = 0.0  # the time of that turn, by this process's clock
-        self._without_until = float("-inf")
+        self._earliest_of = earliest_of
+        self._lookout: _Lookout | None = None
 
     async def take(self) -> Turn | None:
         """Take a turn; None where the store knows none, so that each worker looks for itself.
 
         Raises StoreError: the store is unavailable.
         """
-        store = self._store
-        if store is None or time.monotonic() < self._without_until:
+        if self.store is None:
             return None
-        mine, has_come = self._mine, time.monotonic() >= self._due
-        try:
-            turn: Turn = await self._perform("turn", lambda: store.turn(self._kind, mine, self._every_us))
-            if has_come and turn.next == mine and turn.next - turn.now > self._every_us:
-                # The turn has come here, but is far away by the store's clock, which was set back: none would look.
-                turn = await self._perform("turn", lambda: store.turn(self._kind, None, self._every_us))
-        except (SchemaError, StatementRefused, StoreReadOnly):  # not migrated, no right to it, a standby
-            self._mine, self._without_until = None, time.monotonic() + WITHOUT_SECONDS
+        self._lookout = _lookout_of(self)
+        answer = await self._lookout.look(self)
+        if answer is None:
+            self.wanted = None
             return None
-        self._mine, self._due = turn.next, time.monotonic() + seconds_to_turn(turn)
+        turn, seconds = answer
+        earliest = self._earliest_of(turn)
+        is_ahead = earliest is not None and turn.now < earliest < turn.next
+        self.wanted = cast(int, earliest) if is_ahead else turn.next
+        return turn._replace(now=turn.now + int(seconds * 1_000_000), earliest=earliest)
+
+    def leave(self) -> None:
+        """Take no part until the next :meth:`take`: the worker ends, or is at work."""
+        if self._lookout is not None:
+            self._lookout.members.discard(self)
+        self._lookout = self.wanted = None
+
+    @property
+    def slot_us(self) -> int:
+        """How far apart the turns are: those of the most impatient worker of this process."""
+        members = () if self._lookout is None else self._lookout.members
+        return min({self.every_us, *(member.every_us for member in members)})
+
+    def is_first_in_interval(self, turn: Turn) -> bool:
+        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval."""
+        return turn.now % self.every_us < self.slot_us
+
+    async def ask(self, make: MakeFlow[Turn]) -> Turn:
+        """Ask the store by this worker's own way to it."""
+        turn: Turn = await self._perform("turn", make)
         return turn
+
+
+class _Lookout:
+    """The workers of one process that look at one store together."""
+
+    def __init__(self) -> None:
+        self.members: WeakSet[Turns] = WeakSet()
+        self._lock = asyncio.Lock()
+        self._taken: dict[str, tuple[int, float]] = {}  # of each kind: the turn, and its time by this process's clock
+        self._last: Turn | None = None
+        self._last_at = 0.0
+        self._unread: WeakSet[Turns] = WeakSet()  # those whom the last answer concerns, and who have not seen it
+        self._without_until = float("-inf")
+        self.apart_until = float("-inf")  # until when a relay looks by itself
+
+    async def look(self, member: Turns) -> tuple[Turn, float] | None:
+        """The last answer that serves this member, and how old it is; None where the store refuses turns."""
+        self.members.add(member)
+        async with self._lock:
+            if monotonic() < self._without_until:
+                return None
+            turn, seconds = self._last, monotonic() - self._last_at
+            if turn is None or member not in self._unread or member.wanted is None or turn.now < member.wanted:
+                turn, seconds = await self._ask(member), 0.0
+            self._unread.discard(member)
+            return None if turn is None else (turn, seconds)
+
+    async def _ask(self, asking: Turns) -> Turn | None:
+        members = {asking, *self.members}
+        kind = _kind_of_all({member.kind for member in members})
+        every_us = min(member.every_us for member in members)
+        relay = next((member for member in members if member.with_events is not None), None)
+        reaper = next((member for member in members if member.kind == REAPER), None)
+        others = next((member for member in members if member.with_events is None), None)
+        reaps = None if others is None else reaper is not None
+        asked = relay or reaper or asking
+        seen = reaper or others or asking  # a reaper's store knows how far it has come
+
+        def make(mine: int | None) -> Flow[Turn]:
+            if asked.with_events is None:
+                return cast(TakesTurns, asked.store).turn(kind, mine, every_us, bool(reaps))
+            return asked.with_events(kind, mine, every_us, lambda: seen.store.turn_params(reaps))
+
+        mine, due = self._taken.get(kind, (None, 0.0))
+        began = monotonic()
+        has_come = began >= due
+        try:
+            turn = await asked.ask(lambda: make(mine))
+            if has_come and turn.next == mine and turn.next - turn.now > every_us:
+                # The turn has come here, but is far away by the store's clock, which was set back: none would look.
+                turn = await asked.ask(lambda: make(None))
+        except Exception as error:
+            if relay is not None and others is not None:
+                self._part_from(relay)
+                if asking is not relay:
+                    return await self._ask(asking)
+                raise
+            if not isinstance(error, (SchemaError, StatementRefused, StoreReadOnly)):
+                raise
+            # Not migrated, no right to it, a standby.
+            self._taken.clear()
+            self._last, self._without_until = None, monotonic() + WITHOUT_SECONDS
+            return None
+        self._last, self._last_at, self._unread = turn, monotonic(), WeakSet(members)
+        self._taken[kind] = turn.next, self._last_at + seconds_to_turn(turn)
+        if relay is not None and others is not None and self._last_at - began > SLOW_SECONDS:
+            self._part_from(relay)
+        return turn
+
+    def _part_from(self, relay: Turns) -> None:
+        """Let a relay look by itself for a while: a slow or damaged outbox keeps no lapse from being seen."""
+        self.members.discard(relay)
+        self.apart_until = monotonic() + APART_SECONDS
+
+
+_LOOKOUTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, _Lookout]]] = WeakKeyDictionary()
+
+
+def _lookout_of(member: Turns) -> _Lookout:
+    """Where a worker looks: a second relay on one store by itself, since a statement looks at it for one relay."""
+    lookouts = _LOOKOUTS.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+    lookout = lookouts.setdefault(member.store, _Lookout())
+    if member.with_events is None:
+        return lookout
+    is_second = any(each.with_events is not None for each in lookout.members if each is not member)
+    is_apart = is_second or monotonic() < lookout.apart_until
+    return lookouts.setdefault(member, _Lookout()) if is_apart else lookout
+
+
+def look_together(store: object, other: object) -> None:
+    """Let the workers on these two stores of one database look together. Within the running loop, before they begin."""
+    lookouts = _LOOKOUTS.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+    lookouts[other] = lookouts.setdefault(store, _Lookout())
 
 
 def is_due(turn: Turn | None) -> bool:
@@ -72,6 +199,10 @@ def kind_of(kind: str, operations: Iterable[str]) -> str:
     """
     named = "\0".join(sorted(operations)).encode("utf-8", "surrogatepass")
     return f"{kind}:{hashlib.sha256(named).hexdigest()[:16]}"
+
+
+def _kind_of_all(kinds: set[str]) -> str:
+    return kinds.pop() if len(kinds) == 1 else kind_of("all", kinds)
 
 
 def seconds_to_turn(turn: Turn) -> float:

@@ -18,10 +18,10 @@ UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + 
 WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
 
 -- name: turn
--- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
+-- An idle relay takes its next turn, for the workers beside it too, and learns whether any event may be published (as due
 -- in mariadb_events.sql), how full the outbox is, and which relays there are (as registered in partitions.sql).
 -- include: semel.stores.mariadb sql/turn.sql
-    EXISTS (
+    , EXISTS (
         SELECT 1 FROM semel_event AS e
         WHERE e.published_at IS NULL AND e.parked_at IS NULL
             AND NOT EXISTS (

@@ -98,7 +98,7 @@ SELECT count(*) FROM semel_lane, clock WHERE lease_until <= clock.now;
 SELECT pg_notify('semel_event', 'all');
 
 -- name: turn
--- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
+-- An idle relay takes its next turn, for the workers beside it too, and learns whether any event may be published (as due
 -- in postgres_events.sql), how full the outbox is, and which relays there are (as registered). If it listens, it says so until after its next turn.
 -- include: semel.stores.postgres sql/turn.sql
 turn AS MATERIALIZED (
@@ -124,6 +124,7 @@ depth AS MATERIALIZED (
 SELECT
     turn.now,
     turn.next,
+    records.found,
     EXISTS (
         SELECT FROM semel_event AS e
         WHERE e.published_at IS NULL AND e.parked_at IS NULL
@@ -140,4 +141,4 @@ SELECT
             OR (lease_until < 0 AND -lease_until > turn.now - :idle::bigint)
         )
     )
-FROM turn, depth;
+FROM turn, records, depth;

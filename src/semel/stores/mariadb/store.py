@@ -60,7 +60,7 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
     yield from ask(SeveralStatements([*raised, Execute(SQL["clear_attention"], {}), written]))
 
 
-_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], SQL["turn"], _keep, VERSIONS)
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
 
 
 class MariadbStore(VersionedStore):

@@ -79,7 +79,7 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
     yield from ask(Query(SQL["keep_horizon"], {"ids": list(ids), "horizon": horizon}))
 
 
-_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], SQL["turn"], _keep, VERSIONS)
+_WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], _keep, VERSIONS)
 
 
 class PostgresStore(VersionedStore):

@@ -305,7 +305,7 @@ class RedisStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return self._pages.lapse(limit)
 
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+    def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
         """As :class:`~semel.workers.rules.TakesTurns`, in one script for each server: only reapers take turns here."""
         due = [tag + b"due" for tag in self.keys.tags]
         arguments = (b"" if mine is None else mine, every_us)

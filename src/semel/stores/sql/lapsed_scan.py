@@ -16,7 +16,7 @@ from semel.core.model import Record
 from semel.core.settle import lapse_row
 from semel.stores.sql.statements import Params, Query, Statement
 from semel.stores.versions import Versions
-from semel.workers.rules import REAPER, Turn
+from semel.workers.rules import TURN_PAGE
 
 PAGE: Final = 2_000
 PAGES_PER_ROUND: Final = 50
@@ -24,7 +24,6 @@ LAG_US: Final = 5_000_000  # its caller has given up on a statement that takes l
 OPEN_MAX: Final = 20_000
 ROUNDS_PER_KEEP: Final = 60
 COUNTED_AT_ONCE: Final = 20_000
-TURN_PAGE: Final = 500  # a turn with so many new records continues the walk
 SEQ_MAX: Final = 2**63 - 1
 
 
@@ -44,7 +43,6 @@ class Walk:
     read_horizon: Statement
     scan_open: Statement
     find_lapsed: Statement
-    turn: Statement
     keep: Callable[[Sequence[bytes], int], Flow[None]]
     versions: Versions
 
@@ -68,19 +66,15 @@ class Walk:
             horizon.open.clear()  # from now on they are found in the small table
         return marked
 
-    def take_turn(self, horizon: Horizon, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.workers.rules.TakesTurns`, in one statement."""
-        if horizon.after is None and kind == REAPER:
+    def turn_params(self, horizon: Horizon, reaps: bool | None) -> Flow[Params]:
+        """Which records a turn sees: ``reaps`` those that were created since too, None: none at all."""
+        if horizon.after is None and reaps:
             yield from self._begin(horizon)
-        walks = kind == REAPER  # the other workers need no new records
-        params: Params = {
-            **{"kind": kind, "mine": mine, "every": every_us, "page": TURN_PAGE},
-            "ids": sorted(horizon.open) if walks else [],
-            "after": horizon.after if walks else SEQ_MAX,
+        return {
+            "ids": sorted(horizon.open) if reaps else [],
+            "after": horizon.after if reaps else SEQ_MAX,
+            "page": 0 if reaps is None else TURN_PAGE,
         }
-        [row] = yield from ask(Query(self.turn, params))
-        now, following, earliest, met = cast("tuple[int, int, int | None, int]", row)
-        return Turn(now, following, now if met == TURN_PAGE else earliest)  # the walk has fallen behind
 
     def _begin(self, horizon: Horizon) -> Flow[None]:
         [(start,)] = yield from ask(Query(self.read_horizon, {}))

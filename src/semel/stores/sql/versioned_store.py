@@ -17,9 +17,9 @@ from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.sealing.rows import Reseal, reseal_row
 from semel.stores.sql.dialect import Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
-from semel.stores.sql.statements import TOGETHER, Query, Script, Statement, script
+from semel.stores.sql.statements import TOGETHER, Params, Query, Script, Statement, script
 from semel.stores.versions import Rule, Versions
-from semel.workers.rules import Turn
+from semel.workers.rules import Turn, read_turn
 
 
 class _HasId(Protocol):
@@ -83,9 +83,15 @@ class VersionedStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return (yield from self._walk.lapse(self._horizon, limit))
 
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+    def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
         """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
-        return (yield from self._walk.take_turn(self._horizon, kind, mine, every_us))
+        params = yield from self.turn_params(reaps)
+        [row] = yield from ask(Query(self._sql["turn"], {**params, "kind": kind, "mine": mine, "every": every_us}))
+        return read_turn(*cast("tuple[int, int, str]", row))
+
+    def turn_params(self, reaps: bool | None) -> Flow[Params]:
+        """Which records a turn sees: ``reaps`` those that were created since too, None: none at all."""
+        return (yield from self._walk.turn_params(self._horizon, reaps))
 
     def counts(self) -> Flow[dict[int, int]]:
         return (yield from count_states(self._sql["count_states"]))

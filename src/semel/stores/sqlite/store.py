@@ -65,7 +65,7 @@ from semel.stores.sql.statements import (
     statements,
 )
 from semel.stores.sqlite import doctor
-from semel.workers.rules import Turn
+from semel.workers.rules import Turn, read_turn
 
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -251,12 +251,18 @@ class SqliteStore:
                 marked.append(lapsed)
         return marked
 
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+    def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
         """As :class:`~semel.workers.rules.TakesTurns`. Where no turns can be taken, each look is a turn."""
         now = yield from ask(NOW)
         taken = yield from ask(TakeTurn(kind, mine, every_us))
-        [(earliest,)] = yield from ask(Query(SQL["find_earliest"], {"now": now, "kind": kind}))
-        return Turn(now, now + every_us // 2 if taken is None else taken, cast("int | None", earliest))
+        params = yield from self.turn_params(reaps)
+        [(_, _, found)] = yield from ask(Query(SQL["turn"], {**params, "now": now, "mine": None}))
+        return read_turn(now, now + every_us // 2 if taken is None else taken, cast(str, found))
+
+    def turn_params(self, reaps: bool | None) -> Flow[Params]:
+        """Which records a turn sees: None for ``reaps``: none at all. All open ones are in a small index."""
+        yield from ()
+        return {"page": int(reaps is not None)}
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         now = yield from ask(NOW)

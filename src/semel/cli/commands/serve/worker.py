@@ -32,6 +32,7 @@ from semel.retention.worker import Reaper
 from semel.stores.backend import hide_password
 from semel.telemetry import Both, Logging, Observer
 from semel.workers.health import READY, HealthServer
+from semel.workers.turns import look_together
 
 if TYPE_CHECKING:
     from semel.exporters.prometheus import Prometheus
@@ -181,6 +182,9 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
             ends = await stack.enter_async_context(completing(app, options.complete))
         engine, metrics = _engine(options, ends, notes)
         await stack.enter_async_context(engine)
+        for each in () if ends is None else ends.completers:
+            if each.engine.backend.url == engine.backend.url:  # of one database: this process looks at it once
+                look_together(engine.store, each.engine.store)
         notes.begun = True
         relay = None
         if options.sink is not None or options.receivers is not None:

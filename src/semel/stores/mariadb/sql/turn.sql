@@ -1,4 +1,7 @@
--- How a worker takes its next turn (core/contract.py, next_turn): the beginning of each statement `turn`.
+-- How a worker takes its next turn (workers/rules.py, next_turn), and what it sees of the records: the beginning of each
+-- statement `turn`. It reads one page of what was created since, so that an idle fleet sends one statement a turn. Last
+-- come when the first of the open records will lapse, since when the first one waits for a completer, whether one is
+-- UNKNOWN, and how long the page is.
 INSERT INTO semel_turn (kind, last, looked) VALUES (:kind, :now + :every, :now)
 ON DUPLICATE KEY UPDATE
     last = CASE
@@ -10,3 +13,25 @@ ON DUPLICATE KEY UPDATE
 RETURNING
     :now,
     IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), :mine, last),
+    (
+        SELECT JSON_ARRAY(
+            MIN(
+                CASE
+                    WHEN r.state NOT IN (1, 2) OR (r.state = 1 AND r.lease_until <= :now) THEN NULL
+                    WHEN r.effects = 2 AND r.lapses + (r.lease_until > 0) < r.attempts_max
+                    THEN GREATEST(r.lease_until, r.dedup_until)
+                    ELSE r.lease_until
+                END
+            ),
+            MIN(IF(r.state = 1 AND r.lease_until <= :now AND r.request IS NOT NULL, r.lease_until, NULL)),
+            COALESCE(MAX(r.state = 6), 0),
+            (SELECT COUNT(*) FROM (SELECT 1 FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page)
+        )
+        FROM (
+            SELECT id FROM semel_attention WHERE :page > 0
+            UNION SELECT id FROM semel_record WHERE id IN :ids
+            UNION SELECT id FROM (
+                SELECT id, state FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page
+            ) AS page WHERE state IN (1, 2)
+        ) AS seen STRAIGHT_JOIN semel_record AS r ON r.id = seen.id
+    )

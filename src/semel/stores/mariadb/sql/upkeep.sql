@@ -83,27 +83,9 @@ WHERE page.state IN (1, 2)
 ORDER BY page.seq;
 
 -- name: turn
--- A worker takes its next turn (core/contract.py, next_turn), and learns when the first of the open records will lapse. It
--- reads one page of what was created since, so that an idle fleet sends one statement a turn.
+-- A worker takes its next turn, and sees what the records need.
 -- include: semel.stores.mariadb sql/turn.sql
-    (
-        SELECT MIN(
-            IF(
-                r.effects = 2 AND r.lapses + (r.lease_until > 0) < r.attempts_max,
-                GREATEST(r.lease_until, r.dedup_until), r.lease_until
-            )
-        )
-        FROM (
-            SELECT id FROM semel_attention
-            UNION SELECT id FROM semel_record WHERE id IN :ids
-            UNION SELECT id FROM (
-                SELECT id, state FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page
-            ) AS page WHERE state IN (1, 2)
-        ) AS seen STRAIGHT_JOIN semel_record AS r ON r.id = seen.id
-        WHERE r.state = 2
-            OR (r.state = 1 AND (r.lease_until > :now OR (:kind <> 'reaper' AND r.request IS NOT NULL)))
-    ),
-    (SELECT COUNT(*) FROM (SELECT 1 FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page);
+;
 
 -- name: has_turns
 -- Whether the workers of this database may take turns.

@@ -1,4 +1,8 @@
--- How a worker takes its next turn (core/contract.py, next_turn): the beginning of each statement `turn`.
+-- How a worker takes its next turn (workers/rules.py, next_turn), and what it sees of the records: the beginning of each
+-- statement `turn`. It reads one page of what was created since, so that an idle fleet sends one statement a turn. Each
+-- record is looked up by its id: a planner that expects few records, as just after a load, would walk all of them for a
+-- plain join. Of `records`: when the first of the open ones will lapse, since when the first one waits for a completer,
+-- whether one is UNKNOWN, and how long the page is.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -15,4 +19,30 @@ taken AS (
         END,
         looked = excluded.looked
     RETURNING last
+),
+page AS MATERIALIZED (
+    SELECT id, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
+),
+seen AS (
+    SELECT unnest(:ids::bytea[]) AS id
+    UNION SELECT id FROM semel_attention WHERE :page::bigint > 0
+    UNION SELECT id FROM page WHERE state IN (1, 2)
+),
+records AS MATERIALIZED (
+    SELECT json_build_array(
+        min(
+            CASE
+                WHEN r.effects = 2 AND r.lapses + (r.lease_until > 0)::int < r.attempts_max
+                THEN greatest(r.lease_until, r.dedup_until)
+                ELSE r.lease_until
+            END
+        ) FILTER (WHERE r.state = 2 OR (r.state = 1 AND r.lease_until > clock.now)),
+        min(r.lease_until) FILTER (WHERE r.state = 1 AND r.lease_until <= clock.now AND r.has_request),
+        coalesce(bool_or(r.state = 6), false),
+        (SELECT count(*) FROM page)
+    )::text AS found
+    FROM clock, seen CROSS JOIN LATERAL (
+        SELECT state, effects, lapses, lease_until, attempts_max, dedup_until, request IS NOT NULL AS has_request
+        FROM semel_record WHERE semel_record.id = seen.id OFFSET 0
+    ) AS r
 ),

@@ -113,38 +113,12 @@ WHERE page.state IN (1, 2) OR page.seq = (SELECT max(seq) FROM page)
 ORDER BY page.seq;
 
 -- name: turn
--- A worker takes its next turn (core/contract.py, next_turn), and learns when the first of the open records will lapse. It
--- reads one page of what was created since, so that an idle fleet sends one statement a turn. Each record is looked up by
--- its id: a planner that expects few records, as just after a load, would walk all of them for a plain join.
+-- A worker takes its next turn, and sees what the records need.
 -- include: semel.stores.postgres sql/turn.sql
-page AS MATERIALIZED (
-    SELECT id, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
-),
-seen AS (
-    SELECT unnest(:ids::bytea[]) AS id
-    UNION SELECT id FROM semel_attention
-    UNION SELECT id FROM page WHERE state IN (1, 2)
+turn AS (
+    SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock
 )
-SELECT
-    clock.now,
-    coalesce((SELECT last FROM taken), :mine::bigint),
-    (
-        SELECT min(
-            CASE
-                WHEN r.effects = 2 AND r.lapses + (r.lease_until > 0)::int < r.attempts_max
-                THEN greatest(r.lease_until, r.dedup_until)
-                ELSE r.lease_until
-            END
-        )
-        FROM seen CROSS JOIN LATERAL (
-            SELECT state, effects, lapses, lease_until, attempts_max, dedup_until, request IS NOT NULL AS has_request
-            FROM semel_record WHERE semel_record.id = seen.id OFFSET 0
-        ) AS r
-        WHERE r.state = 2
-            OR (r.state = 1 AND (r.lease_until > clock.now OR (:kind::text <> 'reaper' AND r.has_request)))
-    ),
-    (SELECT count(*) FROM page)
-FROM clock;
+SELECT turn.now, turn.next, records.found FROM turn, records;
 
 -- name: has_turns
 -- Whether the workers of this schema may take turns.

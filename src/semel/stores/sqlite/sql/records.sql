@@ -194,17 +194,10 @@ WHERE state IN (1, 2, 6) AND (state = 1 OR state = 2 OR state = 6)
 ORDER BY seq DESC
 LIMIT :limit;
 
--- name: find_earliest
--- When the first of the open records will lapse, by their small index; what the reaper leaves to the completers as well.
-SELECT min(
-    CASE
-        WHEN effects = 2 AND lapses + (lease_until > 0) < attempts_max THEN max(lease_until, dedup_until)
-        ELSE lease_until
-    END
-)
-FROM semel_record
-WHERE state IN (1, 2, 6) AND (state = 1 OR state = 2 OR state = 6) AND state IN (1, 2)
-    AND (state = 2 OR lease_until > :now OR (:kind <> 'reaper' AND request IS NOT NULL));
+-- name: turn
+-- A worker whose turn has come sees what the records need.
+-- include: semel.stores.sqlite sql/turn.sql
+;
 
 -- name: find_lapsed
 -- Ids of PROCESSING records whose lease is over, oldest lease first: the reaper's work.
