@@ -21,7 +21,7 @@ from nats.js.api import ConsumerConfig
 from redis import Redis
 
 from semel import AsyncEngine, AsyncInbox, AsyncOutbox
-from semel.errors import ConfigurationError, HandlerError, StoreUnavailable
+from semel.errors import ConfigurationError, HandlerError, InProgressError, StoreUnavailable
 from semel.inbox.brokers.delivery import Deliveries
 from semel.inbox.brokers.kafka import KafkaConsumer
 from semel.inbox.brokers.nats import JetStreamConsumer
@@ -367,5 +367,22 @@ def test_a_decorated_consumer_of_any_library(home: Home) -> None:
             assert await consume({"id": "e-1", "n": 1}) is Receipt.DUPLICATE
             assert ran == [("e-1", 1)]
             assert consume.__doc__ == "Write it down."
+
+    asyncio.run(story())
+
+
+def test_a_decorated_coroutine_raises_while_another_worker_is_at_its_message(home: Home) -> None:
+    class Busy(AsyncInbox):
+        async def handle(self, *given: Any, **named: Any) -> Receipt:
+            return Receipt.BUSY
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+
+            @Busy(engine, consumer="billing").once(lambda event: event["id"])
+            async def consume(message: Message, event: dict[str, Any]) -> None: ...
+
+            with pytest.raises(InProgressError, match="another worker is at message e-1; deliver it again later"):
+                await consume({"id": "e-1"})
 
     asyncio.run(story())

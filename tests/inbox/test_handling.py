@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.errors import HandlerError, PolicyError, StoreUnavailable
+from semel.errors import HandlerError, InProgressError, PolicyError, StoreUnavailable
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
 from semel.stores.urls import connect_backend
@@ -207,6 +207,27 @@ def test_a_redelivery_during_the_first_delivery_is_not_run(make_consumer: Make, 
     assert first.handle("m-1", is_asked_again) is Receipt.HANDLED
     assert met in ([Receipt.BUSY], [True])
     assert home.effects() == [1]
+
+
+def test_a_decorated_consumer_acknowledges_nothing_that_another_worker_is_at(make_consumer: Make, home: Home) -> None:
+    """Its library acknowledges what returns: if the first worker dies then, the message would be lost."""
+    first = make_consumer()
+    if first.runner is not None:
+        return
+    consume = make_consumer().inbox.once(lambda event: event["id"])(never)
+    met: list[Exception] = []
+
+    async def is_redelivered_and_fails(message: Message) -> None:
+        await write(message, 1)
+        with pytest.raises((InProgressError, StoreUnavailable)) as raised:
+            consume({"id": "m-1"})
+        met.append(raised.value)
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        first.handle("m-1", is_redelivered_and_fails)
+    assert home.effects() == []
+    assert isinstance(met[0], InProgressError) == (first.kind == "psycopg")
 
 
 def test_a_message_that_another_worker_handles_after_the_look_is_not_run(make_consumer: Make, home: Home) -> None:

@@ -16,7 +16,14 @@ from semel.core.identity import derive_key, frame
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
-from semel.errors import HandlerError, HandlerRefused, PolicyError, StoreError, is_wrong_for_all
+from semel.errors import (
+    HandlerError,
+    HandlerRefused,
+    InProgressError,
+    PolicyError,
+    StoreError,
+    is_wrong_for_all,
+)
 from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 from semel.stores.backend import UNIT_RUNS_MAX, Backend
@@ -241,12 +248,16 @@ class Inbox(_Inbox):
         """A decorator for consumers of any library: the handler gets the :class:`Message` before its own arguments.
 
         Parameters: ``id_of`` finds the message's id in those arguments.
+
+        The function that it makes raises what :meth:`handle` raises, and InProgressError instead of the receipt BUSY: a
+        library acknowledges what returns.
         """
 
         def decorate(handler: Callable[Concatenate[Message, P], object]) -> Callable[P, Receipt]:
             @wraps(handler)
             def consume(*args: P.args, **named: P.kwargs) -> Receipt:
-                return self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
+                id = id_of(*args, **named)
+                return _require_end(id, self.handle(id, lambda message: handler(message, *args, **named)))
 
             del consume.__wrapped__  # readers of its signature must not see the message
             return consume
@@ -336,7 +347,8 @@ class AsyncInbox(_Inbox):
         ) -> Callable[P, Coroutine[Any, Any, Receipt]]:
             @wraps(handler)
             async def consume(*args: P.args, **named: P.kwargs) -> Receipt:
-                return await self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
+                id = id_of(*args, **named)
+                return _require_end(id, await self.handle(id, lambda message: handler(message, *args, **named)))
 
             del consume.__wrapped__  # as there
             return consume
@@ -408,6 +420,12 @@ def _locks_out(unit: AnyUnit, error: Exception) -> bool:
 def _require_receipt(met: Receipt | None) -> Receipt:
     assert met is not None
     return met
+
+
+def _require_end(message_id: str, receipt: Receipt) -> Receipt:
+    if receipt is Receipt.BUSY:
+        raise InProgressError(f"another worker is at message {message_id}; deliver it again later")
+    return receipt
 
 
 def _check_text(name: str, text: object, length_max: int) -> None:
