@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel import Policy
@@ -18,6 +20,12 @@ class Base(DeclarativeBase):
 class Effect(Base):
     __tablename__ = "effect"
     n: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Visit(Base):
+    __tablename__ = "visit"
+    n: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
 
 
 class Failed(Exception):

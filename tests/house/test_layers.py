@@ -79,6 +79,7 @@ DRIVER_LIBRARIES = {
     "semel.stores.postgres.psycopg.arrays": "psycopg",
     "semel.stores.postgres.psycopg.join": "psycopg",
     "semel.stores.postgres.sqlalchemy": "sqlalchemy",
+    "semel.stores.mariadb.sqlalchemy": "sqlalchemy",
     "semel.stores.postgres.asyncpg.join": "asyncpg",
     "semel.stores.sql.django": "django",
     "semel.stores.postgres.django": "psycopg",

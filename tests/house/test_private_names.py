@@ -107,6 +107,27 @@ PRIVATE = (
         look="_dialect_of(): the server and database of a connection, by which dialects are kept",
     ),
     Private(
+        module="semel.stores.mariadb.sqlalchemy",
+        library="pymysql",
+        holder="pymysql.cursors:Cursor",
+        names=("_result",),
+        look="_counting(): the server's message behind an UPDATE, which has the rows that it found",
+    ),
+    Private(
+        module="semel.stores.mariadb.sqlalchemy",
+        library="asyncmy",
+        holder="asyncmy.cursors:Cursor",
+        names=("_result",),
+        look="_counting_async(): the same",
+    ),
+    Private(
+        module="semel.stores.mariadb.sqlalchemy",
+        library="asyncmy",
+        holder=ASYNCMY,
+        names=("_cursor_cls",),
+        look="_FoundRowsAsync: the kind of cursor that SQLAlchemy makes by cursor()",
+    ),
+    Private(
         module="semel.stores.postgres.psycopg.timeout",
         library="psycopg",
         holder="psycopg:Connection",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import bindparam, text, update
 
 from semel import Answer, Permit
 from semel.core.model import State
 from semel.errors import ConfigurationError
 from semel.stores.sql import sqlalchemy as alchemy
 from semel.stores.sql.sqlalchemy_async import async_session_on
+from tests.atomic.mapped import Visit
 from tests.atomic.sessions import HABITS, Habit, Talk
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, never
@@ -91,6 +94,42 @@ def test_a_server_is_asked_about_itself_once_in_a_process(
     fellow.run(command("second", policy=ATOMIC), handler)
     assert (asked, len(compiled)) == ([], 1)  # and a statement is compiled once
     assert len(alchemy._known) == 1
+
+
+def test_an_update_counts_the_rows_that_it_found(fellow: Fellow, outside: Outside) -> None:
+    """As on SQLAlchemy's own connections: an ORM takes a row that is not found for one that another has deleted."""
+    outside.fetch("CREATE OR REPLACE TABLE visit (n integer PRIMARY KEY, at datetime)")
+    outside.fetch("INSERT INTO visit VALUES (1, '2026-11-27 12:00:00'), (2, '2026-11-27 12:00:00')")
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        talk = session_of(permit)
+        visit = await talk.say("get", Visit, 1)
+        for second in (0, 0, 1):  # the column keeps no fraction: the first two change nothing
+            visit.at = datetime(2026, 11, 27, 12, 0, second, 400_000)
+            await talk.say("flush")
+        found = [
+            (await talk.say("execute", text(words))).rowcount
+            for words in (
+                "UPDATE visit SET n = n",
+                "/* why */ update visit SET n = n WHERE n = 2",
+                "UPDATE visit SET n = n WHERE n = 3",
+                "INSERT IGNORE INTO visit (n) VALUES (2), (3)",
+                "DELETE FROM visit WHERE n = 3",
+            )
+        ]
+        same = update(Visit).where(Visit.n == bindparam("known")).values(n=Visit.n)
+        connection = await talk.say("connection")
+        many = connection.execute(same, [{"known": 1}, {"known": 2}, {"known": 3}])
+        many = (await many if isinstance(many, Awaitable) else many).rowcount
+        cursor = permit.connection.cursor()  # the handler's own counts as its library does
+        own = cursor.execute("UPDATE visit SET n = n")
+        own = await own if isinstance(own, Awaitable) else own
+        await talk.say("commit")
+        assert (found, many, own) == ([2, 1, 0, 1, 1], 2, 0)
+        return MADE
+
+    assert fellow.run(WHAT, handler).answer == MADE
+    assert outside.fetch("SELECT n, second(at) FROM visit ORDER BY n") == [(1, 1), (2, 0)]
 
 
 def test_a_sync_or_async_session_on_the_other_kind_of_unit_is_refused(fellow: Fellow) -> None:

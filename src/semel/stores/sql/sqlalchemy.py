@@ -23,6 +23,7 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import LRUCache
 
 from semel.errors import ConfigurationError, JoinRefused, SupersededError
+from semel.stores.mariadb.sqlalchemy import count_found_rows
 from semel.stores.sqlite.join import BEGUN, Execute, JoinedUnit, StoreFile, begin_immediate, check_joinable
 
 __all__ = ["Connection", "JoinedSession", "Session", "bound_engine", "executing_on", "join_sqlalchemy", "session_on"]
@@ -255,6 +256,8 @@ def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect],
             url, creator=lambda: borrow(made.dialect), poolclass=StaticPool, pool_reset_on_return=None
         )
         compiled = LRUCache[Any, Any](STATEMENTS_COMPILED)
+        if name.startswith("mariadb+"):
+            count_found_rows(made.dialect)
 
         def remember(*_: object) -> None:
             _known[name, server] = made.dialect, compiled

@@ -1,0 +1,93 @@
+"""SQLAlchemy on a unit's connection: an UPDATE counts the rows that it found, also those that it leaves as they were.
+
+SQLAlchemy opens its own connections so (``CLIENT.FOUND_ROWS``), and its ORM takes a row that is not counted for one
+that another process has deleted. A unit's connection counts as its library does by default, the rows that were changed,
+because a handler may write on it without SQLAlchemy. The server tells both numbers, so that SQLAlchemy's cursors read
+the other one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy.engine import Dialect
+
+_UPDATE: Final = re.compile(r"(?:\s|/\*.*?\*/|--\s[^\n]*\n|#[^\n]*\n)*UPDATE\b", re.IGNORECASE | re.DOTALL)
+_NUMBER: Final = re.compile(rb"\d+")
+
+
+def count_found_rows(dialect: Dialect) -> None:
+    """Have the cursors of a dialect for units count found rows. Parameters: ``dialect`` of PyMySQL or asyncmy."""
+    kind = _FoundRowsAsync if dialect.is_async else _FoundRows
+    known = dialect.execution_ctx_cls
+    dialect.execution_ctx_cls = type(f"{known.__name__}OfUnit", (kind, known), {})
+
+
+def found_rows(query: str, message: bytes | None, counted: int) -> int:
+    """The rows that a statement found, from the message behind it, whose words are in the server's language.
+
+    >>> found_rows("UPDATE cart SET n = 1", b"Rows matched: 3  Changed: 1  Warnings: 0", 1)
+    3
+    >>> found_rows("INSERT IGNORE INTO cart VALUES (1), (2)", b"Records: 2  Duplicates: 1  Warnings: 1", 1)
+    1
+    """
+    if not message or _UPDATE.match(query) is None:
+        return counted
+    found = _NUMBER.search(message)
+    return counted if found is None else int(found[0])
+
+
+class _FoundRows:
+    """An execution context through PyMySQL."""
+
+    dialect: Any
+    root_connection: Any
+
+    def create_default_cursor(self) -> Any:
+        """A cursor that counts so."""
+        return self.root_connection.connection.cursor(_counting(self.dialect.dbapi.cursors.Cursor))
+
+
+class _FoundRowsAsync:
+    """The same through asyncmy, whose cursors SQLAlchemy makes and adapts."""
+
+    dialect: Any
+    root_connection: Any
+
+    def create_default_cursor(self) -> Any:
+        """A cursor that counts so."""
+        unit = self.root_connection.connection.driver_connection
+        known = unit._cursor_cls
+        unit._cursor_cls = _counting_async(self.dialect.dbapi.asyncmy.cursors.Cursor)
+        try:
+            return super().create_default_cursor()  # type: ignore[misc]
+        finally:
+            unit._cursor_cls = known
+
+
+@lru_cache
+def _counting(cursor: Any) -> Any:
+    class Counting(cursor):  # type: ignore[misc]
+        rowcount: int
+
+        def execute(self, query: str, args: Any = None) -> int:
+            super().execute(query, args)
+            self.rowcount = found_rows(query, self._result.message, self.rowcount)
+            return self.rowcount
+
+    return Counting
+
+
+@lru_cache
+def _counting_async(cursor: Any) -> Any:
+    class Counting(cursor):  # type: ignore[misc]
+        rowcount: int
+
+        async def execute(self, query: str, args: Any = None) -> int:
+            await super().execute(query, args)
+            self.rowcount = found_rows(query, self._result.message, self.rowcount)
+            return self.rowcount
+
+    return Counting
