@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from semel.conform import CannotRun, Case, Selection, conform, parse_case
+from semel.conform.attempt import Try
 from semel.conform.case import EffectCount
 from semel.conform.effects import Counter
-from semel.conform.run import Try
 from semel.conform.wire import Reply, parse_target
 from tests.conform.api import Api, Asked, Said, serving
 from tests.servers.ports import free_port

@@ -158,10 +158,10 @@ def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
     claim = Claim(row.id, _NONCE, scope, row.key_hash, *own, terms)
     verdict = decide(record, claim, now)
     rule = TABLE[situation(record, claim, now)]
-    return NextAttempt(type(verdict).__name__, rule.why, _meaning(record, verdict), _answer(verdict))
+    return NextAttempt(type(verdict).__name__, rule.why, _meaning(verdict), _answer(verdict))
 
 
-def _meaning(record: Record, verdict: Verdict) -> str:
+def _meaning(verdict: Verdict) -> str:
     match verdict:
         case Proceed(grant) if grant.attempt == 1:
             return "it runs, as a new command"

@@ -299,7 +299,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
             return True
     except HandlerRefused:
         yield from run.undo(unit)
-        _cut_at_commit(run, cut, page)
+        _cut_at_commit(cut, page)
         return False
     except SemelError:
         yield from run.undo(unit)
@@ -373,7 +373,7 @@ def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
         cut.size = 1
 
 
-def _cut_at_commit(run: BulkRun, cut: _Cut, page: list[ListedItem]) -> None:
+def _cut_at_commit(cut: _Cut, page: list[ListedItem]) -> None:
     """Handle a commit that the database refused because of one item: run the items one by one, so that it fails."""
     cut.ending = None
     if cut.exact and len(page) == 1:

@@ -5,10 +5,11 @@ The catalogue of checks is data (``catalogue.toml``); ``checks/`` performs them 
 
 from __future__ import annotations
 
+from semel.conform.attempt import CannotRun
 from semel.conform.case import Case, CaseError, load_case, parse_case
 from semel.conform.catalogue import Check, load_catalogue
 from semel.conform.report import FORMAT, Report, Result
-from semel.conform.run import CannotRun, Selection, conform
+from semel.conform.run import Selection, conform
 
 __all__ = [
     "FORMAT",

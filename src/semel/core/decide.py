@@ -196,7 +196,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
         return Situation.OTHER_REQUEST
     match row.state:
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
-            return _answer_situation(row, claim, now)
+            return _answer_situation(row, now)
         case State.PROCESSING | State.CLAIMED:
             # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
             return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
@@ -209,7 +209,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
             return Situation.CORRUPT
 
 
-def _answer_situation(row: Record, claim: Claim, now: int) -> Situation:
+def _answer_situation(row: Record, now: int) -> Situation:
     if row.answer_until is not None and now >= row.answer_until:
         return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
     succeeded = row.state == State.SUCCEEDED

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from semel.conform.attempt import Failed, NotTried, Try
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import not_replayed
 from semel.conform.order import BESIDE_OTHERS, WITHOUT_EFFECTS
-from semel.conform.run import Failed, NotTried, Try
 
 
 async def _rewritten(t: Try, body: bytes, what: str) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from typing import Final
 
+from semel.conform.attempt import RETRY_SECONDS, Failed, Try
 from semel.conform.checks.registry import check
 from semel.conform.checks.sending import IN_FLIGHT_PART
-from semel.conform.run import RETRY_SECONDS, Failed, Try
 from semel.conform.wire import Connection
 
 PIECES: Final = 4

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from semel.conform.attempt import IN_PROGRESS, Failed, NotTried, Try
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import tally
 from semel.conform.order import BESIDE_OTHERS, WITHOUT_EFFECTS
-from semel.conform.run import IN_PROGRESS, Failed, NotTried, Try
 
 LONG_KEY: Final = 300
 HUGE_KEY: Final = 8_000

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from semel.conform.attempt import Failed, NotTried, Try
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import is_first_answer, is_marked, not_replayed
 from semel.conform.checks.sending import PADDING, pad, send_mismatch
 from semel.conform.order import BESIDE_OTHERS
-from semel.conform.run import Failed, NotTried, Try
 
 
 @check("other-body")

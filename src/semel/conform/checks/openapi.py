@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from semel.conform.attempt import Failed, NotTried, Try
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import problem
 from semel.conform.order import BESIDE_OTHERS
-from semel.conform.run import Failed, NotTried, Try
 from semel.conform.wire import exchange
 
 _REFERENCES_MAX: Final = 10  # one after the other

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from semel.conform.attempt import RETRY_SECONDS, Failed, Try, now
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.sending import IN_FLIGHT_PART
-from semel.conform.run import RETRY_SECONDS, Failed, Try, now
 from semel.conform.wire import Reply
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from semel.conform.attempt import Failed, NotTried, Try
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import expect_problem, has_link, problem
 from semel.conform.checks.sending import send_mismatch
 from semel.conform.order import BESIDE_OTHERS, WITHOUT_EFFECTS
-from semel.conform.run import Failed, NotTried, Try
 from semel.conform.wire import Reply
 
 

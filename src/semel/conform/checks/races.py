@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from semel.conform.attempt import IN_PROGRESS, Failed, NotTried, Try, with_headers
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import count_answers, expect_problem, is_accepted, tally
 from semel.conform.checks.sending import IN_FLIGHT_PART, send_at_once
-from semel.conform.run import IN_PROGRESS, Failed, NotTried, Try, with_headers
 from semel.conform.wire import Reply
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from semel.conform.attempt import Try
 from semel.conform.order import ALONE, Place
-from semel.conform.run import Try
 
 Perform = Callable[[Try], Awaitable[None]]
 CHECKS: Final[dict[str, Perform]] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from semel.conform.attempt import Failed, NotTried, Try, with_headers
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import is_marked, tally
 from semel.conform.checks.sending import PADDING, pad, send_twice
 from semel.conform.order import BESIDE_OTHERS
-from semel.conform.run import Failed, NotTried, Try, with_headers
 from semel.conform.wire import Connection, Reply
 
 

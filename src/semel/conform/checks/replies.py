@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.client.answers import status_link
-from semel.conform.run import Failed, Try
+from semel.conform.attempt import Failed, Try
 from semel.conform.wire import Reply
 
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from semel.conform.attempt import Try
 from semel.conform.case import Request
-from semel.conform.run import Try
 from semel.conform.wire import Reply
 
 IN_FLIGHT_PART: Final = 0.35  # of the slow request's time, until its duplicate is sent

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from semel.conform.attempt import Failed, NotTried, Try
 from semel.conform.case import Request
 from semel.conform.checks.registry import check
 from semel.conform.checks.replies import link_to_status, problem
 from semel.conform.checks.sending import send_twice
 from semel.conform.order import BESIDE_OTHERS
-from semel.conform.run import Failed, NotTried, Try
 from semel.conform.wire import Reply
 
 

@@ -15,7 +15,6 @@ from semel.core.model import (
     Audit,
     Claim,
     Find,
-    Found,
     Purged,
     QuotaExceeded,
     Record,
@@ -40,8 +39,7 @@ from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace
 from semel.stores.mariadb.settings import observe
 from semel.stores.sql.dialect import MARIADB
 from semel.stores.sql.lapsed_scan import Walk
-from semel.stores.sql.looks import choose_look, next_page
-from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, statements
+from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Row, statements
 from semel.stores.sql.versioned_store import VersionedStore
 from semel.stores.versions import Verdicts, find_kept_in
 
@@ -49,8 +47,6 @@ SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
 ADDITIONS: Final = {"turns": SQL["has_turns"], "waiting_messages": SQL["has_waiting_messages"]}
-_WANTED: Final = frozenset({State.UNKNOWN})
-NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -125,30 +121,17 @@ class MariadbStore(VersionedStore):
         found = {row.operation_id: row for row in map(record, rows)}
         return [found.get(operation_id) for operation_id in operation_ids]
 
-    def find(self, query: Find) -> Flow[Found]:
-        is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        small, after = yield from choose_look(query, SQL, is_listed=is_listed)
-        named: dict[str, Argument] = {
+    def _find_params(self, query: Find) -> dict[str, Argument]:
+        return {
             "states": [int(state) for state in query.states or State],
             "lapsed": int(query.lapsed),
-            "limit": query.limit + 1,
+            "tenant": query.tenant,
+            "caller": query.caller,
+            "operation": query.operation,
         }
-        if query.is_census:
-            named["look"] = NEEDING_LOOKED * query.limit
-        else:
-            named |= {"before": query.before, **({} if small else {"after": after})}
-            named |= {
-                "tenant": query.tenant,
-                "caller": query.caller,
-                "operation": query.operation,
-            }
-        statement = "find_needing" if query.is_census else "find_unknown" if small else "find"
-        rows = yield from ask(Query(SQL[statement], named))
-        now = cast(int, rows[0][0])
-        page = [row for row in rows if row[1] is not None][: query.limit]
-        records = tuple(record((*row[1:], None, None, None)) for row in page)
-        last = cast(int, page[-1][1]) if page and len(rows) > query.limit else None
-        return Found(records, next_page(last, after), now)
+
+    def _read_found(self, row: Row) -> Record:
+        return record((*row[1:], None, None, None))
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)  # the record and its line of the audit trail: both or neither

@@ -18,7 +18,6 @@ from semel.core.model import (
     Audit,
     Claim,
     Find,
-    Found,
     Purged,
     QuotaExceeded,
     Record,
@@ -28,7 +27,6 @@ from semel.core.model import (
     Resolving,
     Settlement,
     Settling,
-    State,
     Verdict,
 )
 from semel.core.timing import PURGE_GRACE_US
@@ -54,7 +52,6 @@ from semel.stores.postgres.settings import observe
 from semel.stores.postgres.text import escape, record, unescape
 from semel.stores.sql.dialect import POSTGRES
 from semel.stores.sql.lapsed_scan import Walk
-from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, statements
 from semel.stores.sql.versioned_store import VersionedStore
 from semel.stores.versions import Verdicts, find_kept_in
@@ -71,8 +68,6 @@ QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _id_of: Final[Callable[[Known], bytes]] = itemgetter(0)
 _attempt_of: Final = itemgetter(slice(2))  # the first two fields of a claim, by which its verdict is kept
-_WANTED: Final = frozenset({State.UNKNOWN})
-NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -155,30 +150,17 @@ class PostgresStore(VersionedStore):
         found = {row.operation_id: row for row in map(record, rows)}
         return [found.get(operation_id) for operation_id in operation_ids]
 
-    def find(self, query: Find) -> Flow[Found]:
-        is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        small, after = yield from choose_look(query, SQL, is_listed=is_listed)
-        named: dict[str, Argument] = {
+    def _find_params(self, query: Find) -> dict[str, Argument]:
+        return {
             "states": [int(state) for state in query.states] or None,
             "lapsed": query.lapsed,
-            "limit": query.limit + 1,
+            "tenant": escape(query.tenant),
+            "caller": escape(query.caller),
+            "operation": escape(query.operation),
         }
-        if query.is_census:
-            named["look"] = NEEDING_LOOKED * query.limit
-        else:
-            named |= {"before": query.before, **({} if small else {"after": after})}
-            named |= {
-                "tenant": escape(query.tenant),
-                "caller": escape(query.caller),
-                "operation": escape(query.operation),
-            }
-        statement = "find_needing" if query.is_census else "find_unknown" if small else "find"
-        rows = yield from ask(Query(SQL[statement], named))
-        now = cast(int, rows[0][0])
-        page = [row for row in rows if row[1] is not None][: query.limit]
-        records = tuple(record((*row[2:], None, None, None)) for row in page)
-        last = cast(int, page[-1][1]) if page and len(rows) > query.limit else None
-        return Found(records, next_page(last, after), now)
+
+    def _read_found(self, row: Row) -> Record:
+        return record((*row[2:], None, None, None))
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)

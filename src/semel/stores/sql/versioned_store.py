@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Final, Protocol, TypeVar, cast
 
 from semel.core.contract import Identity
 from semel.core.flow import Flow, ask
-from semel.core.model import Claim, Record, Renewal, Verdict
+from semel.core.model import Claim, Find, Found, Record, Renewal, State, Verdict
 from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.sealing.rows import Reseal, reseal_row
 from semel.stores.sql.dialect import Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
-from semel.stores.sql.statements import TOGETHER, Params, Query, Script, Statement, script
+from semel.stores.sql.looks import choose_look, next_page
+from semel.stores.sql.statements import TOGETHER, Argument, Params, Query, Row, Script, Statement, script
 from semel.stores.versions import Rule, Versions
 from semel.workers.rules import Turn, read_turn
+
+_WANTED: Final = frozenset({State.UNKNOWN})
+NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
 
 class _HasId(Protocol):
@@ -79,6 +83,31 @@ class VersionedStore:
         for id, nonce in nonces:  # one id may have been abandoned twice, by two nonces
             done.append(id in (yield from self._versions.rewrite_all({id: bind(nonce)})))
         return done
+
+    def find(self, query: Find) -> Flow[Found]:
+        is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
+        small, after = yield from choose_look(query, self._sql, is_listed=is_listed)
+        named = self._find_params(query)
+        named["limit"] = query.limit + 1
+        if query.is_census:
+            statement = "find_needing"
+            named["look"] = NEEDING_LOOKED * query.limit
+        else:
+            statement = "find_unknown" if small else "find"
+            named |= {"before": query.before, **({} if small else {"after": after})}
+        rows = yield from ask(Query(self._sql[statement], named))
+        now = cast(int, rows[0][0])
+        page = [row for row in rows if row[1] is not None][: query.limit]
+        last = cast(int, page[-1][1]) if page and len(rows) > query.limit else None
+        return Found(tuple(map(self._read_found, page)), next_page(last, after), now)
+
+    def _find_params(self, query: Find) -> dict[str, Argument]:
+        """Return what a query asks for, as the store's statements take it."""
+        raise NotImplementedError
+
+    def _read_found(self, row: Row) -> Record:
+        """Make the record of a row that ``find`` has read."""
+        raise NotImplementedError
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         return (yield from self._walk.lapse(self._horizon, limit))
