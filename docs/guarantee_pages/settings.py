@@ -125,7 +125,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell(
                 f"**lost**: the last commits; {_NOT_STARTED}",
-                ("tests/cli/test_doctor_servers.py::test_a_role_that_does_not_wait_for_its_commits_forgets",),
+                ("tests/cli/test_doctor_servers.py::test_a_role_with_asynchronous_commits_counts_as_not_durable",),
             ),
             Cell("**lost**: the last commits"),
             Cell("**lost**: writes that had not arrived"),

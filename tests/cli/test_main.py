@@ -227,7 +227,7 @@ def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
     assert "healthy" in semel("doctor").out
 
 
-def test_everything_found_has_a_remedy(semel: Run, shelf: Shelf) -> None:
+def test_every_finding_has_a_remedy(semel: Run, shelf: Shelf) -> None:
     shelf.unknown("lost", ago_us=HOUR_US)
     shelf.abandon("stuck", ago_us=HOUR_US)
     shelf.abandon("running", effects="idempotent", ago_us=HOUR_US)

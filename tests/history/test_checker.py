@@ -266,7 +266,7 @@ def test_the_search_agrees_with_trying_every_order() -> None:
 # --- reports ---
 
 
-def test_the_smallest_part_that_shows_it_is_found() -> None:
+def test_a_violation_is_reduced_to_its_smallest_history() -> None:
     operations = [copy(one) for one in story(8, operations=60)]
     assert double_win(operations, random.Random(8))
     found = linearize(operations, NOBODY_DIED)

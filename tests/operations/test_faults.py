@@ -30,7 +30,9 @@ def read_states(world: World) -> list[tuple[bytes, int]]:
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda each: str(getattr(each, "value", each)))
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_both_or_neither_at_every_ask(effects: str, kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+def test_record_and_operation_are_written_together_under_each_fault(
+    effects: str, kind: Kind, when: When, once: bool, tmp_path: Path
+) -> None:
     policy = Policy(effects="atomic" if effects == "atomic" else "external")
     for fault in every_fault(kind, when, once=once):
         world = World("sqlite", tmp_path / str(fault.n))

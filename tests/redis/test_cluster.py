@@ -220,7 +220,7 @@ def test_redirects_of_a_call_are_bounded() -> None:
         exchanges_of(Cluster((A,)), [[MAP], *moved])
 
 
-def test_asking_goes_before_the_call_once() -> None:
+def test_asking_is_sent_once_before_the_call() -> None:
     sent = exchanges_of(Cluster((A,)), [[MAP], [RedisRefused("ASK", "12345 b:2")]])
     assert [(each.node, [words[0] for words in each.commands]) for each in sent[1:]] == [
         (A, ["GET"]),

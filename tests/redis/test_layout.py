@@ -162,7 +162,7 @@ def test_a_lapse_is_due_exactly_when_the_rule_marks_it(policy: Policy, back: boo
         assert lapse_row(row, due - 1) is None
 
 
-def test_what_is_not_processing_is_never_due() -> None:
+def test_only_a_processing_record_is_ever_due() -> None:
     claim = attempt()
     row = grant_row(None, claim, first_grant(claim, NOW))
     for state in set(State) - {State.PROCESSING}:

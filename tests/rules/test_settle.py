@@ -123,7 +123,7 @@ def test_an_answer_is_put_in_another_form_where_it_is_the_one_that_was_seen() ->
     assert reseal_row(kept._replace(lease_until="x"), change) is None  # type: ignore[arg-type]  # a damaged row
 
 
-def test_a_body_in_a_buffer_is_kept_as_it_was_settled() -> None:
+def test_a_mutable_body_is_copied_by_the_settlement() -> None:
     """An application may fill its buffer anew; only bytes are read back as they were."""
     grant, row = grant_and_row()
     buffer = bytearray(b"first")

@@ -149,7 +149,7 @@ def names(results: Sequence[object]) -> list[str]:
 # --- the enumerator itself ---
 
 
-def test_every_order_is_taken_once() -> None:
+def test_every_interleaving_runs_once() -> None:
     """Two programs of two and three steps: 5! / (2! 3!) = 10 orders; three of two: 6! / 2!³ = 90."""
 
     def steps(count: int) -> Program:
@@ -240,7 +240,7 @@ def test_a_takeover_a_late_settlement_and_a_renewal(make: Callable[[], World]) -
 
 
 @WORLDS
-def test_two_take_over_from_one(make: Callable[[], World]) -> None:
+def test_two_takeovers_and_a_late_settlement_have_one_winner(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1, policy=IDEMPOTENT)
 
     def start(world: World) -> None:

@@ -191,7 +191,7 @@ def test_a_coroutine_is_no_permission() -> None:
     assert ran == []
 
 
-def test_a_may_that_cannot_be_called_is_refused() -> None:
+def test_a_may_option_that_is_no_plain_function_is_refused() -> None:
     engine = Engine.connect("memory://")
     for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):
         with pytest.raises(ConfigurationError, match=message):

@@ -111,7 +111,7 @@ def test_an_unprotected_call(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), RuntimeError("a bug")])
-def test_a_claim_that_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_failed_claim_releases_the_spool(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(engine, "_claim_into", failing(error))
     ask(answering("nowhere", [b"paid"]), engine, Policy())
 
