@@ -122,7 +122,7 @@ class Batch:
         self.replayed += _REPLAYED in head
 
     def note_end(self) -> None:
-        """One connection has nothing more to send."""
+        """Note that one connection has nothing more to send."""
         self._open -= 1
         if not self._open and not self.over.done():
             self.over.set_result(None)

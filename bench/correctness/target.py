@@ -24,7 +24,7 @@ class CaseError(Exception):
 
 
 class Target:
-    """A running subject. ``lease_seconds`` is how long its claims are believed alive; None where it has no lease."""
+    """A running subject. ``lease_seconds`` is how long its claims count as alive; None if it has no lease."""
 
     def __init__(self, setup: Setup, python: str, log: Path, lease_seconds: float | None) -> None:
         self.lease_seconds = lease_seconds

@@ -268,7 +268,7 @@ def settings() -> str:
 
 
 def list_played() -> tuple[set[str], set[str]]:
-    """The nemeses that the suite plays, by their words: those that break nothing, and those that lose something."""
+    """List the nemeses that the suite runs, by their words: those that break nothing, and those that lose something."""
     sys.path.insert(0, str(ROOT))
     try:
         from tests.nemeses.lines import LOSING, SOUND
@@ -278,7 +278,7 @@ def list_played() -> tuple[set[str], set[str]]:
 
 
 def _tests_playing(cell: Cell) -> list[str]:
-    """The tests that play a cell's lines. Raises LookupError where the suite says otherwise than the cell."""
+    """The tests that run a cell's lines. Raises LookupError if the suite contradicts the cell."""
     sound, losing = list_played()
     lost = cell.says.startswith("**lost**")
     for name in cell.played:

@@ -33,7 +33,7 @@ def token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 
 
 def require_known_caller(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: who it refuses leaves no record."""
+    """A guard. A caller that it refuses leaves no record."""
     if token(connection) not in ("alice", "bob"):
         raise NotAuthorizedException
 

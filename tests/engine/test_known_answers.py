@@ -49,7 +49,7 @@ class Process:
         performer.ask_one = note_and_ask
 
     async def claim_noting_verbs(self, what: Command) -> tuple[Any, list[str]]:
-        """What a claim meets, and what the store was asked for it."""
+        """Claim; return the reply and the verbs that the store was asked."""
         self.verbs.clear()
         return await self.engine.claim(what, wait_seconds=0), list(self.verbs)
 

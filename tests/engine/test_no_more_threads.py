@@ -45,7 +45,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 def refusal_of(act: Callable[[], object]) -> str:
-    """What it is refused with."""
+    """The text of the error that it raises."""
     with pytest.raises(StoreUnavailable) as error:
         act()
     return str(error.value)

@@ -49,7 +49,7 @@ def test_twenty_tasks_released_by_one_latch(store: str, effects: str, tmp_path: 
 
             async def handler(permit: Permit) -> Answer:
                 ledger.charge(permit.key_for("charge"))
-                await until(lambda: engine.core.waiting == CROWD - 1)  # everybody else is here and waits
+                await until(lambda: engine.core.waiting == CROWD - 1)  # all the others wait
                 return MADE
 
             async def caller() -> Result:

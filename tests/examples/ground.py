@@ -59,7 +59,9 @@ class Ground:
     provider: Program
     log: Path
     port: int = field(default_factory=free_port)
-    key: str = field(default_factory=lambda: str(uuid4()))  # the provider is everybody's: derived keys must not meet
+    key: str = field(
+        default_factory=lambda: str(uuid4())
+    )  # all tests share the provider: derived keys must not collide
     pids: list[int] = field(default_factory=list)
 
     def start(self, doom: str | None = None) -> int:

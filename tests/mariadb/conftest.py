@@ -109,7 +109,7 @@ class Outside:
         return [state for (state,) in self.fetch("SELECT state FROM semel_record ORDER BY seq")]
 
     def others(self) -> list[int]:
-        """The connections of everybody else to this database."""
+        """All other connections to this database."""
         return [
             id
             for (id,) in self.fetch(

@@ -98,7 +98,7 @@ class TestPastTheDeadline(OnLoops):
     def test_a_session_of_another_node_is_left_alone(
         self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Behind one address of several servers: there, its number is somebody else's."""
+        """Behind one address of several servers: on the others its number belongs to another session."""
 
         async def handler(permit: Permit, db: Writes) -> Answer:
             await db.insert()
@@ -114,7 +114,7 @@ class TestPastTheDeadline(OnLoops):
     def test_no_kill_is_sent_to_a_session_id_that_a_proxy_assigned(
         self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Such as ProxySQL or MaxScale: on the server behind it, that number is somebody else's."""
+        """Such as ProxySQL or MaxScale: on the server behind it, that number belongs to another session."""
         greeting = protocol.GREETING.replace("CONNECTION_ID()", "1 + CONNECTION_ID()")
         monkeypatch.setattr(protocol, "GREETING", greeting)
 

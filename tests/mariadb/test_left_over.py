@@ -86,7 +86,7 @@ def left(fellow: Fellow, outside: Outside) -> Any:
 
 
 def check_others(fellow: Fellow, outside: Outside) -> None:
-    """The next commands are told what is theirs."""
+    """The next commands get their own replies."""
 
     async def other(permit: Permit, db: Writes) -> Answer:
         rows = await db.execute("SELECT 7 FROM semel_record")  # its own claim's

@@ -35,7 +35,7 @@ def test_the_unchanged_code_passes(part: str, monkeypatch: pytest.MonkeyPatch) -
     assert PARTS[part]() is None
 
 
-# The seven that everybody thinks of first, and what they are called here.
+# The seven classic mistakes, and their names here.
 NAMED = {
     "drop the fence check": "drop-fence-check",
     "complete before the effect": "complete-before-the-effect",

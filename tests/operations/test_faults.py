@@ -63,7 +63,7 @@ def test_record_and_operation_are_written_together_under_each_fault(
 
 
 def end_story(world: World, policy: Policy, act: object) -> None:
-    """Everybody asks again when the lease is over: the first key, and another one with the same reference."""
+    """When the lease is over, both retry: the first key, and another one with the same reference."""
     world.clock.advance(seconds=31)
     shell = world.shell()
     for key in ("a", "b", "a"):

@@ -231,7 +231,7 @@ def test_a_hot_standby_replays(make_fellow: MakeFellow, folder: Path) -> None:
 
 
 async def _close_connections(fellow: Fellow) -> None:
-    """Its connections are made anew."""
+    """Close its connections: the next command makes new ones."""
     done = fellow.engine.close()
     if done is not None:
         await done

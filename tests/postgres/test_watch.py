@@ -30,7 +30,7 @@ async def handler(permit: Permit, db: Writes) -> Answer:
 
 
 def look_at(watch: Watch) -> tuple[bool, bool]:
-    """Whether it is free, and whether it is over."""
+    """Return whether the watch is free, and whether it is over."""
     return watch.is_free(asyncio.get_running_loop()), watch.is_over
 
 
@@ -73,7 +73,7 @@ def test_a_watch_ends_if_no_waiter_reads_a_readable_socket() -> None:
         with pair() as (here, there):
             watch = Watch(asyncio.get_running_loop(), here.fileno())
             there.close()
-            for _ in range(10):  # turns of the loop: two of them find what nobody awaits
+            for _ in range(10):  # turns of the loop: two of them find data that no answer awaits
                 await asyncio.sleep(0)
             assert watch.is_over
 

@@ -204,7 +204,7 @@ MAP = [[0, 16383, [b"a", 1, b"id"]]]
 
 
 def exchanges_of(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
-    """What is sent for one call, given the replies one by one."""
+    """Return what one call sends, if it gets these replies in turn."""
     performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     sent = next(performing)
     said = list(sent)

@@ -61,7 +61,7 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
 
 
 def meet(data: bytes, claim: Claim, now: int) -> Verdict | None:
-    """What a claim makes of a string that the server answers, alone and beside another; None where it goes on."""
+    """The verdict of a claim on a stored string, alone and beside another one; None if the claim proceeds."""
     alone = batch_met([data], [claim], now)
     verdict = None if alone is None else alone[0]
     for order in (1, -1):
@@ -95,7 +95,7 @@ def batch_met(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> Se
 
 
 def expect(data: bytes, claim: Claim, now: int) -> Verdict | None:
-    """The same by the rules alone."""
+    """The same verdict, by the rules alone."""
     verdict = decide(decode_any(data, claim.id), claim, now, begun=False)
     return None if isinstance(verdict, Proceed) else verdict
 

@@ -267,7 +267,7 @@ def test_a_lease_ends_during_concurrent_steps(make: Callable[[], World]) -> None
 
 @WORLDS
 def test_a_reaper_meets_a_renewal(make: Callable[[], World]) -> None:
-    """A living holder is told that it lives, in every order: a reaper takes nothing from it."""
+    """In every order a live holder's renewal succeeds: a reaper takes nothing from it."""
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
@@ -329,7 +329,7 @@ def test_a_renewal_and_a_mark_meet_a_settlement(make: Callable[[], World]) -> No
 @pytest.mark.parametrize("happened", [True, False])
 @pytest.mark.parametrize("seen", [True, False], ids=["marked", "lapsed"])
 def test_a_resolution_meets_a_settlement(make: Callable[[], World], happened: bool, seen: bool) -> None:
-    """One of them stands, and the other is told so."""
+    """One of them takes effect, and the other one's reply says so."""
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:

@@ -142,7 +142,7 @@ class Recorder:
         self._write({**event, "generation": generation, "derived": derived, "answer": digest(answer)})
 
     def note_end(self, pid: int) -> None:
-        """That process is dead by now; written by the process that has waited for it."""
+        """Record that a process is dead. The process that has waited for it writes this."""
         self._ready()
         self._write({"event": "ended", "at": time.monotonic_ns(), "pid": pid})
 

@@ -85,7 +85,7 @@ class Call:
         self._ended(self)
 
     def lose_connection(self) -> None:
-        """Its worker has crashed: the connection is lost."""
+        """End the call: its worker has crashed, and the connection is lost."""
         self.over = True
         self._tell("loses the connection")
         self._ended(self)

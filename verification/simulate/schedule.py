@@ -289,7 +289,7 @@ class Schedule:
             self.world.stop()
 
     def _check_lapse(self, row: Record) -> None:
-        """A lease is over. Where nothing was in its holder's way, it should have been renewed."""
+        """Check a lapse: a holder that nothing hindered should have renewed its lease."""
         plan = self.plan
         if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
             return
