@@ -37,7 +37,7 @@ EVENTS: Final = (
     "it is full",
 )
 _NEMESES: Final = "tests/nemeses/test_nemeses.py"
-_KILLS: Final = "tests/nemeses/test_kills.py::test_two_hundred_kills"
+_KILLS: Final = "tests/nemeses/test_kills.py::test_two_hundred_kills_violate_nothing"
 _NONE: Final = Cell("–")
 _KEPT: Final = Cell("kept", (_KILLS,))
 _DISK: Final = Cell("kept, if the disk keeps what it confirmed")
@@ -64,7 +64,10 @@ SETTINGS: Final = (
             _NONE,
             _DISK,
             _NONE,
-            Cell("new commands are refused", ("tests/crash/test_files.py::test_a_full_disk",)),
+            Cell(
+                "new commands are refused",
+                ("tests/crash/test_files.py::test_a_full_disk_refuses_commands_and_runs_none_twice",),
+            ),
         ),
     ),
     Setting(

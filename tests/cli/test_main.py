@@ -25,7 +25,7 @@ Run = Callable[..., Ran]
 COMMANDS = sorted(grammar()[1].choices)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"semel {__version__}\n"
 
@@ -216,7 +216,7 @@ def findings(ran: Ran) -> dict[str, str]:
     return {found["check"]: found["level"] for found in ran.document["findings"]}
 
 
-def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
+def test_doctor_finds_a_healthy_store_healthy(semel: Run, shelf: Shelf) -> None:
     shelf.succeed("one")
     ran = semel("doctor", "--json")
     assert ran.code == 0

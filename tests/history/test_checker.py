@@ -312,7 +312,9 @@ DOUBLE: list[tuple[str, list[Operation], list[Effect]]] = [
 
 
 @pytest.mark.parametrize(("kind", "operations", "effects"), DOUBLE)
-def test_effects_and_answers(kind: str, operations: list[Operation], effects: list[Effect]) -> None:
+def test_effects_that_contradict_answers_are_violations(
+    kind: str, operations: list[Operation], effects: list[Effect]
+) -> None:
     history = History(effects=effects)
     history.keys["ab"] = operations
     assert {one.kind for one in check(history).violations} - {"not-linearizable"} == ({kind} if kind else set())

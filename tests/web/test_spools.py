@@ -97,13 +97,13 @@ PIECES = pytest.mark.parametrize("pieces", [[b"paid"], [b"y" * 80] * 3], ids=["h
 
 @FAILS_AT
 @PIECES
-def test_a_protected_call(engine: Engine, fails_at: str, pieces: list[bytes]) -> None:
+def test_a_protected_call_releases_the_spool(engine: Engine, fails_at: str, pieces: list[bytes]) -> None:
     ask(answering(fails_at, pieces), engine, Policy(answer_bytes_max=100))
 
 
 @FAILS_AT
 @PIECES
-def test_an_unprotected_call(
+def test_an_unprotected_call_releases_the_spool(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, fails_at: str, pieces: list[bytes]
 ) -> None:
     monkeypatch.setattr(engine, "_claim_into", failing(StoreUnavailable("down")))
@@ -116,7 +116,7 @@ def test_a_failed_claim_releases_the_spool(engine: Engine, monkeypatch: pytest.M
     ask(answering("nowhere", [b"paid"]), engine, Policy())
 
 
-def test_a_replay(engine: Engine) -> None:
+def test_a_replay_releases_the_spool(engine: Engine) -> None:
     policy = Policy()
     ask(answering("nowhere", [b"paid"]), engine, policy)
     Counted.made = 0
