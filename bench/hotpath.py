@@ -115,7 +115,7 @@ class Batch:
         self._open = connections
 
     def take(self, head: bytes) -> None:
-        """One answer's head."""
+        """Take one answer's head."""
         if not head.startswith(b"HTTP/1.1 2"):
             self.fail(head[:200].decode("latin-1"))
         self.answered += 1

@@ -20,7 +20,7 @@ LOOK_SECONDS: Final = 0.005
 
 
 class CaseError(Exception):
-    """What a case waits for did not happen: the case says nothing about its subject."""
+    """What a case waits for did not happen: the case proves nothing about its subject."""
 
 
 class Target:

@@ -61,7 +61,7 @@ class Place(Protocol):
         """How many records it holds."""
 
     def sizes(self) -> Sizes:
-        """What it takes; looks at every page on SQLite."""
+        """Return the sizes of the place; looks at every page on SQLite."""
 
     def settle_down(self) -> None:
         """Have the database do now what it would do in the background some time later."""

@@ -89,7 +89,7 @@ async def mail(number: FromPath[int], permit: Permit = semel.permit) -> dict[str
 
 @get("/tickets", guards=[require_known_caller], sync_to_thread=True)
 def list_tickets() -> list[dict[str, Any]]:
-    """What was bought."""
+    """List the tickets."""
     with Session(tables) as session:
         return [
             {"seat": each.seat, "owner": each.owner} for each in session.scalars(select(Ticket).order_by(Ticket.id))

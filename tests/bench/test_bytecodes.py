@@ -144,7 +144,7 @@ def test_a_request_on_redis_stays_within_its_budget(kind: str) -> None:
 
 
 def flow_of(flow: Flow[list[Any]], reply: Callable[[Any], list[Any]]) -> tuple[list[Any], int]:
-    """What a flow ends with, and its bytecodes."""
+    """Run a flow; return its result and its bytecodes."""
     seen = Counted()
     with seen.counting():
         found = perform(flow, reply)

@@ -80,7 +80,7 @@ class Fellow(Member):
 
 
 async def write(item: BulkItem | Message, n: int) -> None:
-    """One row of the application's own, on any library's connection."""
+    """Write one row of the application's own, on any library's connection."""
     made = item.connection
     if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):
         done = made.execute(INSERT.format(n))

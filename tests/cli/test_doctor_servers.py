@@ -31,7 +31,7 @@ ROLE = f"{SCHEMA}_role"
 
 
 def run_doctor(url: str, capsys: Capture) -> tuple[int, dict[str, dict[str, Any]]]:
-    """What the command found, by check; its exit code agrees with it."""
+    """Run doctor; return its exit code and its findings by check. The two must agree."""
     capsys.readouterr()
     code = main(["doctor", "--json", "--url", url])
     document = json.loads(capsys.readouterr().out)

@@ -75,7 +75,7 @@ def in_mariadb() -> str:
 
 
 def relay_all(url: str) -> list[Event]:
-    """What a relay of this store publishes."""
+    """Run a relay of this store; return what it publishes."""
     sent: list[Event] = []
 
     async def publish() -> None:

@@ -84,7 +84,7 @@ class Story:
         return faults
 
     def attempt(self, shell: Shell) -> str:
-        """One client's attempt, and its answer."""
+        """Make one attempt as a client; return its answer."""
         try:
             result = shell.run(self.command, self.handler)
         except (Failed, CommandError, StoreError) as error:

@@ -107,7 +107,7 @@ class Ground:
         await_true(lambda: self.is_over(pid), "the shop to end")
 
     def kill(self, pid: int) -> None:
-        """As power loss would."""
+        """Kill the process without warning, as power loss would."""
         if not self.is_over(pid):
             os.kill(pid, signal.SIGKILL)
         self.await_end(pid)
@@ -137,7 +137,7 @@ class Ground:
         return sum(line["amount"] == amount for line in self.provider.get("/charges"))
 
     def rows(self, text: str) -> list[tuple[Any, ...]]:
-        """What is in the database."""
+        """Return the rows of a query of the database."""
         return outside(self.url, text)
 
 

@@ -192,7 +192,7 @@ def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had ended is granted again after a while."""
+    """Let the store forget ended commands after a while and grant them again."""
     monkeypatch.setattr("semel.core.settle.retention", lambda now, answer, tombstone: (now + 1000, now + 1000))
     monkeypatch.setitem(decide.TABLE, decide.Situation.EXPIRED, decide.TABLE[decide.Situation.EXPIRED_NEW])
 

@@ -60,7 +60,7 @@ def start(folder: Path, *arguments: str, code: str | None = None, measured: bool
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60) -> str:
-    """Its output; in any case none of its processes is left."""
+    """Wait for the end and return the output; leave no process of it behind."""
     try:
         said = process.communicate(timeout=seconds)[1]
     finally:

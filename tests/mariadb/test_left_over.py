@@ -29,7 +29,7 @@ ERRORS = (pymysql.MySQLError, asyncmy.errors.MySQLError)
 
 
 class Left:
-    """What is still under way when its handler has ended: in a task, or in a thread."""
+    """Work that still runs when its handler has ended: in a task, or in a thread."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside

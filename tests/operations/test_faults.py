@@ -18,7 +18,7 @@ HELD = {State.CLAIMED, State.PROCESSING, State.SUCCEEDED, State.UNKNOWN}
 
 
 def read_states(world: World) -> list[tuple[bytes, int]]:
-    """What the records say; the operations must say the same."""
+    """Return the states of the records, which the operations must share."""
     with world.outside() as execute:
         records = execute("SELECT operation_id, state FROM semel_record ORDER BY operation_id")
         operations = execute("SELECT operation_id, state FROM semel_operation ORDER BY operation_id")

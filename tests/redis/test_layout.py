@@ -74,7 +74,7 @@ def meet(data: bytes, claim: Claim, now: int) -> Verdict | None:
 
 
 def looked_at(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> list[Replay | None]:
-    """What a look makes of the same."""
+    """Return the verdict of a look on the same string."""
     look = RedisStore("shop").look_kept
     assert look is not None
     flow = look([(claim.id, claim.recipe, claim.fingerprint) for claim in claims])

@@ -24,7 +24,7 @@ from tests.web.driving import ALICE, KEY, Reply, asgi_call, asgi_scope, head, ws
 
 
 class Rights:
-    """Who may do what, until it is revoked; what was asked."""
+    """The rights of each caller, until they are revoked; and what was asked."""
 
     def __init__(self) -> None:
         self.revoked: set[str] = set()

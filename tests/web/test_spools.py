@@ -39,7 +39,7 @@ class Counted(Spool):
 
 
 class Cut(io.BytesIO):
-    """What a server gives to read whose client goes away in the middle."""
+    """The input of a server whose client goes away in the middle."""
 
     def read(self, size: int | None = -1) -> bytes:
         raise ConnectionResetError("the client has gone")
@@ -83,7 +83,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def ask(app: App, engine: Engine, policy: Policy, **changed: Any) -> None:
-    """One request, with any end."""
+    """Send one request, which may end in any way."""
     web = wsgi.SemelMiddleware(app, engine, caller=lambda environ: ALICE, operations=[Operation("/payments", policy)])
     environ = wsgi_environ("POST", "/payments", "", head(KEY, [], [LONG]), LONG, ALICE) | changed
     with contextlib.suppress(RuntimeError, OSError, IndexError):  # each in its own way; IndexError: no answer came

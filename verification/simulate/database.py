@@ -81,7 +81,7 @@ class Database(Protocol):
         """The recorded steps of every record that has any, packed, by id."""
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Close it: it is not needed any more."""
 
 
 class MemoryDatabase:

@@ -97,7 +97,7 @@ class StepLedger(Ledger):
         self.account(run.id, run.life, part.name).open -= 1
 
     def did_not_happen(self, id: bytes, name: str) -> None:
-        """It was found out that this step did not happen. Raises Violated if it did."""
+        """Note the finding that this step did not happen. Raises Violated if it did."""
         account = self.account(id, self.life(id), name)
         if account.effects:
             raise Violated("I4 no blind rerun", f"step {name} was settled as 'did not happen', and it had")
