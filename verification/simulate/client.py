@@ -66,7 +66,7 @@ class Call:
         self._schedule = schedule
 
     def start(self, wait_seconds: float, ended: Callable[[Call], object]) -> None:
-        """Let the worker begin with it; ``ended(call)`` is called when there is an answer, or the connection is gone."""
+        """Let the worker begin with it; ``ended(call)`` is called at the answer, or when the connection is gone."""
         schedule = self._schedule
 
         def handler(permit: Permit) -> Any:
