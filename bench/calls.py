@@ -97,7 +97,7 @@ async def _crowd(pair: Pair, seed: str, ways: int, seconds: float) -> int:
 
 
 def main() -> None:
-    """As given on the command line."""
+    """Count as given on the command line."""
     kind, url, ways, seconds = json.loads(sys.argv[1])
     if kind == "calls":
         migrate(for_semel(url))

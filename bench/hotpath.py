@@ -115,14 +115,14 @@ class Batch:
         self._open = connections
 
     def take(self, head: bytes) -> None:
-        """One answer's head."""
+        """Take one answer's head."""
         if not head.startswith(b"HTTP/1.1 2"):
             self.fail(head[:200].decode("latin-1"))
         self.answered += 1
         self.replayed += _REPLAYED in head
 
     def note_end(self) -> None:
-        """One connection has nothing more to send."""
+        """Note that one connection has nothing more to send."""
         self._open -= 1
         if not self._open and not self.over.done():
             self.over.set_result(None)

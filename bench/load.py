@@ -245,7 +245,7 @@ async def perform(phase: Phase, connections: list[Connection], seconds: float) -
 
 
 def report(phase: Phase, seconds: float, own: float, server: float | None) -> Report:
-    """What a phase adds up to."""
+    """Return the report of a phase."""
     ordered = sorted(phase.latencies)
     return Report(
         requests=len(ordered),

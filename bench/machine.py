@@ -30,7 +30,7 @@ def describe(folder: Path) -> dict[str, str]:
 
 
 def command_line(module: str, given: Sequence[str]) -> str:
-    """What reproduces the run, without the passwords of store URLs.
+    """Return the command that reproduces the run, without the passwords of store URLs.
 
     >>> command_line("bench", ["--url", "redis://shop:secret@db/0"])
     'python -m bench --url redis://shop:...@db/0'

@@ -27,7 +27,7 @@ Say = Callable[[Any, bytes], Awaitable[bool]]
 
 
 def plain_id(key: str) -> bytes:
-    """What a key is stored under."""
+    """Return the id under which a key is stored."""
     return hashlib.sha256(key.encode()).digest()[:16]
 
 

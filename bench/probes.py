@@ -52,14 +52,14 @@ class Probed:
 
 
 def missing(probe: Probe) -> str | None:
-    """What a probe needs beyond its server and is not here; None where nothing is missing."""
+    """Return what a probe needs beyond its server and is not here; None if nothing is missing."""
     if probe.kind == "redis-benchmark" and shutil.which("redis-benchmark") is None:
         return "no redis-benchmark here (install redis-tools)"
     return None
 
 
 def measure_probe(probe: Probe, started: Started, ways: int, seconds: float) -> Probed | None:
-    """One probe once; None where it is not measured at so many ways.
+    """Measure one probe once; None if it is not measured at so many ways.
 
     Raises BenchError: a program failed; it says how.
     """

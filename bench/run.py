@@ -159,7 +159,7 @@ def _count(results: Results, ours: list[Subject], options: Options, stores: Stor
 
 
 def count(server: Server, mode: Mode, connections: int) -> PerRequest:
-    """What one request of this mode costs the store of a counted server."""
+    """Count what one request of this mode costs the store of a counted server."""
     seed = new_seed()
 
     def send_requests(mode: Mode) -> int:

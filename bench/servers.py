@@ -116,7 +116,7 @@ def mariadb_program() -> Path:
 
 
 def version_of(program: Path) -> str:
-    """What a server says that it is, by its program."""
+    """Return the version that a server's program prints."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     return said.replace(str(program), program.name)
 

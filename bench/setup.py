@@ -46,7 +46,7 @@ class Setup:
 
     @classmethod
     def from_json(cls, text: str) -> Setup:
-        """What ``to_json`` has written."""
+        """Read what ``to_json`` has written."""
         return cls(**json.loads(text))
 
     @property

@@ -30,7 +30,7 @@ def redis_program() -> str | None:
 
 
 def redis_version(program: str) -> str:
-    """What the server says that it is."""
+    """Return the version that the server reports."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     words = dict(word.partition("=")[::2] for word in said.split())
     return f"{Path(program).name} {words.get('v', 'of unknown version')}, without persistence"

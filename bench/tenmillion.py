@@ -375,7 +375,7 @@ def build_redis(url: str, records: int, *, unknown: int = UNKNOWN, open: int = O
 
 
 def send(sent: Any, keys: Keys, model: Record, n: int, at: int) -> None:
-    """One record like the model, which was created then."""
+    """Write one record like the model, with this time of creation."""
     row = model._replace(
         id=secrets.token_bytes(16),
         operation_id=uuid7_bytes(at // 1000, secrets.token_bytes(10)),

@@ -55,7 +55,7 @@ def take(browser: Browser, url: str, name: str, size: ViewportSize, trouble: str
 
 @contextmanager
 def serve_console(folder: Path) -> Iterator[str]:
-    """The console of a shop with a bad night: its address."""
+    """Serve the console of a shop after a bad night; give its address."""
     made = Engine.connect(f"sqlite:///{folder}/shop.db")
     made.migrate()
     with made as engine, socket.create_server(("127.0.0.1", 0)) as listening:

@@ -69,7 +69,7 @@ def test_the_number_of_running_seats_is_bounded() -> None:
             with changing:
                 inside += 1
                 most = max(most, inside)
-            entered.wait(20)  # two at a time: with one seat nobody would come
+            entered.wait(20)  # two at a time: with one seat the second would never come
             with changing:
                 inside -= 1
 

@@ -30,7 +30,7 @@ _PROBE: Final = json.dumps({"item": "probe", "count": 1})
 
 
 def examine(subject: Subject, profile: str, folder: Path, urls: Mapping[str, str]) -> Report | CannotRun:
-    """One subject's report, or why it cannot be tested.
+    """Return one subject's report, or why it cannot be tested.
 
     Parameters: ``folder`` for its store and its effects; ``urls`` of the stores' servers, by kind.
     """

@@ -103,7 +103,7 @@ def _version(package: str) -> str:
 
 
 def node_version() -> str:
-    """What `node` says that it is; empty where there is none."""
+    """Return the version that `node` prints; empty if there is none."""
     program = shutil.which("node")
     if program is None:
         return ""

@@ -46,7 +46,7 @@ class Case:
 
 
 def _twice(reply: str = "json", body: bytes | None = None) -> Check:
-    """One call after the other, the same bytes."""
+    """Send the same bytes twice, one call after the other."""
 
     async def check(target: Target, case: str) -> Finding:
         call = replace(target.call(case), reply=reply)

@@ -55,7 +55,7 @@ class Call:
     gate: str = "none"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """All of its header lines."""
+        """Return all lines of this header."""
         return [
             (b"host", b"127.0.0.1"),
             (b"content-type", b"application/json"),

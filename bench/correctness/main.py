@@ -70,7 +70,7 @@ def choose(options: Options, found: Installed) -> tuple[list[Subject], list[str]
 
 
 def versions(chosen: Sequence[Subject], found: Installed) -> dict[str, str]:
-    """What a reader needs to know of the others."""
+    """Return the versions of the other software that a reader needs to know."""
     peers = [find_peer(name) for name in dict.fromkeys(subject.package for subject in chosen) if name in found.versions]
     about = {"peers": found.describe(peers)} if peers else {}
     program = redis_program()

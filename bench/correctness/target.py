@@ -20,11 +20,11 @@ LOOK_SECONDS: Final = 0.005
 
 
 class CaseError(Exception):
-    """What a case waits for did not happen: the case says nothing about its subject."""
+    """What a case waits for did not happen: the case proves nothing about its subject."""
 
 
 class Target:
-    """A running subject. ``lease_seconds`` is how long its claims are believed alive; None where it has no lease."""
+    """A running subject. ``lease_seconds`` is how long its claims count as alive; None if it has no lease."""
 
     def __init__(self, setup: Setup, python: str, log: Path, lease_seconds: float | None) -> None:
         self.lease_seconds = lease_seconds

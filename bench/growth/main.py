@@ -60,7 +60,7 @@ def _print(options: Options, results: Results, about: dict[str, str]) -> None:
 
 
 def _load_missing(sites: Sequence[Site], results: Results) -> dict[str, str]:
-    """Load what is not there; what is said of it."""
+    """Load the records that are missing; return the line that describes them."""
     found = [site for site in sites if site.place.exists()]
     for site in found:
         rows = site.place.rows()

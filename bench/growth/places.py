@@ -61,7 +61,7 @@ class Place(Protocol):
         """How many records it holds."""
 
     def sizes(self) -> Sizes:
-        """What it takes; looks at every page on SQLite."""
+        """Return the sizes of the place; looks at every page on SQLite."""
 
     def settle_down(self) -> None:
         """Have the database do now what it would do in the background some time later."""
@@ -235,7 +235,7 @@ class PostgresPlace:
         return int(written)
 
     def count_touched(self, least: float = 0) -> tuple[int, ...]:
-        """Whole scans, index scans, pages of the table and of its indexes that were touched since ever.
+        """Count the whole scans, index scans and pages of the table and its indexes since its creation.
 
         A session reports when it ends: this waits until all together are at least ``least``, and do not grow any more.
         """

@@ -80,7 +80,7 @@ def fingerprint(number: int) -> bytes:
 
 
 def answer(number: int) -> Answer:
-    """What it was answered."""
+    """Return the answer of the record."""
     return Answer(422 if number % REFUSED_EVERY == 0 else 201, HEADERS, _BODY % (number, number))
 
 

@@ -22,8 +22,8 @@ class Place(NamedTuple):
     test: str  # that kills a process there
 
 
-PAYMENT: Final = "tests/examples/test_faults.py::test_a_payment"
-ORDER: Final = "tests/examples/test_faults.py::test_an_order"
+PAYMENT: Final = "tests/examples/test_faults.py::test_a_payment_is_charged_once_after_each_fault"
+ORDER: Final = "tests/examples/test_faults.py::test_an_order_is_written_once_after_each_fault"
 AGAIN: Final = "runs again, same derived keys"
 ROLLED_BACK: Final = "runs: everything rolled back"
 PLACES: Final = (

@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def link_to(name: str) -> str:
-    """A link to a test. Raises LookupError where there is none of this name."""
+    """Return a link to a test. Raises LookupError if there is no test of this name."""
     file, found, test = name.partition("::")
     if not found:
         case = conformance.CASES.get(name)

@@ -37,7 +37,7 @@ EVENTS: Final = (
     "it is full",
 )
 _NEMESES: Final = "tests/nemeses/test_nemeses.py"
-_KILLS: Final = "tests/nemeses/test_kills.py::test_two_hundred_kills"
+_KILLS: Final = "tests/nemeses/test_kills.py::test_two_hundred_kills_violate_nothing"
 _NONE: Final = Cell("–")
 _KEPT: Final = Cell("kept", (_KILLS,))
 _DISK: Final = Cell("kept, if the disk keeps what it confirmed")
@@ -64,7 +64,10 @@ SETTINGS: Final = (
             _NONE,
             _DISK,
             _NONE,
-            Cell("new commands are refused", ("tests/crash/test_files.py::test_a_full_disk",)),
+            Cell(
+                "new commands are refused",
+                ("tests/crash/test_files.py::test_a_full_disk_refuses_commands_and_runs_none_twice",),
+            ),
         ),
     ),
     Setting(
@@ -125,7 +128,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell(
                 f"**lost**: the last commits; {_NOT_STARTED}",
-                ("tests/cli/test_doctor_servers.py::test_a_role_that_does_not_wait_for_its_commits_forgets",),
+                ("tests/cli/test_doctor_servers.py::test_a_role_with_asynchronous_commits_counts_as_not_durable",),
             ),
             Cell("**lost**: the last commits"),
             Cell("**lost**: writes that had not arrived"),
@@ -268,7 +271,7 @@ def settings() -> str:
 
 
 def list_played() -> tuple[set[str], set[str]]:
-    """The nemeses that the suite plays, by their words: those that break nothing, and those that lose something."""
+    """List the nemeses that the suite runs, by their words: those that break nothing, and those that lose something."""
     sys.path.insert(0, str(ROOT))
     try:
         from tests.nemeses.lines import LOSING, SOUND
@@ -278,7 +281,7 @@ def list_played() -> tuple[set[str], set[str]]:
 
 
 def _tests_playing(cell: Cell) -> list[str]:
-    """The tests that play a cell's lines. Raises LookupError where the suite says otherwise than the cell."""
+    """The tests that run a cell's lines. Raises LookupError if the suite contradicts the cell."""
     sound, losing = list_played()
     lost = cell.says.startswith("**lost**")
     for name in cell.played:

@@ -40,14 +40,14 @@ class Booking(Base):
 
 
 class BookingIn(BaseModel):
-    """What a guest wants."""
+    """What a guest asks for."""
 
     room: int = Field(gt=0)
     night: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
 
 
 class BookingOut(BookingIn):
-    """What a guest has."""
+    """A guest's booking."""
 
     id: int
 
@@ -94,7 +94,7 @@ async def book(
 
 @app.get("/bookings")
 async def list_bookings() -> list[BookingOut]:
-    """What was booked."""
+    """List the bookings."""
     async with AsyncSession(alchemy) as session:
         found = await session.scalars(select(Booking).order_by(Booking.id))
         return [BookingOut(id=each.id, room=each.room, night=each.night) for each in found]

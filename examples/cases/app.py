@@ -17,13 +17,13 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
 def approver(request: Request) -> Caller | None:
-    """Who asks: None without a token."""
+    """Return the approver that the token names; None without a token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return Caller("default", token) if scheme == "Bearer" and token else None
 
 
 async def approve(item: BulkItem) -> str:
-    """One case, in the transaction of its outcome."""
+    """Approve one case, in the transaction of its outcome."""
     return register.approve(item.connection, item.id, item.scope.caller)
 
 

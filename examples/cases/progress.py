@@ -11,7 +11,7 @@ from semel.errors import SemelError
 
 
 def main(words: list[str]) -> str | None:
-    """What the command line asks for."""
+    """Do what the command line asks for."""
     if len(words) not in (1, 2):
         return "usage: python -m examples.cases.progress KEY [CALLER]"
     try:

@@ -63,7 +63,7 @@ def show() -> dict[str, Any]:
 
 
 def main(words: list[str]) -> str | None:
-    """What the command line asks for."""
+    """Do what the command line asks for."""
     match words:
         case ["fill", count]:
             fill(int(count))

@@ -61,7 +61,7 @@ def mail(number: int) -> Any:
 
 @tickets.get("/tickets")
 def list_tickets() -> Any:
-    """What was bought."""
+    """List the tickets."""
     found = db.session.scalars(db.select(Ticket).order_by(Ticket.id))
     return jsonify([{"seat": each.seat, "owner": each.owner} for each in found])
 

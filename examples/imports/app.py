@@ -33,7 +33,7 @@ class Price(BaseModel):
 
 
 def supplier_of(request: Request) -> Caller | None:
-    """Who sends: the supplier of the token."""
+    """Return the supplier that the token names."""
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     return Caller("prices", TOKENS[token]) if token in TOKENS else None
 
@@ -57,7 +57,7 @@ prices = Imports(
 
 @prices.row
 async def set_price(row: Row) -> str:
-    """One price, committed together with what became of its row."""
+    """Set one price, committed together with its row's outcome."""
     row.connection.execute(UPSERT, (row.supplier, row.value.sku, str(row.value.price)))
     return f"{row.supplier}/{row.value.sku}"
 

@@ -33,7 +33,7 @@ def token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 
 
 def require_known_caller(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: who it refuses leaves no record."""
+    """A guard. A caller that it refuses leaves no record."""
     if token(connection) not in ("alice", "bob"):
         raise NotAuthorizedException
 
@@ -89,7 +89,7 @@ async def mail(number: FromPath[int], permit: Permit = semel.permit) -> dict[str
 
 @get("/tickets", guards=[require_known_caller], sync_to_thread=True)
 def list_tickets() -> list[dict[str, Any]]:
-    """What was bought."""
+    """List the tickets."""
     with Session(tables) as session:
         return [
             {"seat": each.seat, "owner": each.owner} for each in session.scalars(select(Ticket).order_by(Ticket.id))

@@ -38,14 +38,14 @@ class Order(Base):
 
 
 class OrderIn(BaseModel):
-    """What a customer wants."""
+    """What a customer orders."""
 
     sku: str
     quantity: int = Field(gt=0, le=100)
 
 
 class OrderOut(OrderIn):
-    """What a customer has."""
+    """A customer's order."""
 
     id: str
 
@@ -87,7 +87,7 @@ async def place_order(order_id: str, order: OrderIn, permit: Permit = semel.perm
 
 @app.get("/orders")
 def list_orders() -> list[OrderOut]:
-    """What was ordered."""
+    """List the orders."""
     with Session(alchemy) as session:
         return [OrderOut(id=each.id, sku=each.sku, quantity=each.quantity) for each in session.scalars(select(Order))]
 

@@ -19,7 +19,7 @@ DIES = os.environ.get("WAREHOUSE_DIES") == "1"
 
 
 def warehouse() -> closing[sqlite3.Connection]:
-    """Its database."""
+    """Open the warehouse's database."""
     db = sqlite3.connect(FILE)
     db.execute("CREATE TABLE IF NOT EXISTS parcels (event TEXT PRIMARY KEY, what TEXT)")
     db.execute("CREATE TABLE IF NOT EXISTS deliveries (event TEXT, topic TEXT)")
@@ -36,7 +36,7 @@ def deliver(event: Event) -> None:
 
 
 def main() -> None:
-    """What it was told, and what it has packed."""
+    """Print what the warehouse was sent, and what it has packed."""
     with warehouse() as db:
         [(told, events)] = db.execute("SELECT count(*), count(DISTINCT event) FROM deliveries")
         print(f"told {told} times of {events} events")

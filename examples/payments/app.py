@@ -72,7 +72,7 @@ async def create_payment(wanted: PaymentIn, permit: AsyncPermit = semel.permit) 
 
 @app.get("/payments")
 def list_payments() -> list[books.Payment]:
-    """What was paid."""
+    """List the payments."""
     return books.list_payments()
 
 

@@ -46,7 +46,7 @@ def close(db: sqlite3.Connection, id: str, charge: str | None) -> Payment:
 
 
 def list_payments() -> list[Payment]:
-    """All payments."""
+    """List all payments."""
     with closing(sqlite3.connect(FILE)) as db:
         rows = db.execute("SELECT id, amount, currency, status, charge FROM payments ORDER BY id").fetchall()
     return [Payment(**dict(zip(Payment.model_fields, row, strict=True))) for row in rows]

@@ -41,7 +41,7 @@ async def charge(key: str, amount: int, currency: str, card: str) -> Charge:
 
 
 async def find(key: str) -> Charge | None:
-    """What was charged under a key; None: nothing so far. Raises httpx.HTTPError."""
+    """Return what was charged under a key; None: nothing so far. Raises httpx.HTTPError."""
     async with httpx.AsyncClient(base_url=URL, timeout=SECONDS) as client:
         answer = await client.get("/charges", params={"key": key})
     answer.raise_for_status()

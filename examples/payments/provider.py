@@ -80,6 +80,6 @@ async def charge(wanted: Charge, request: Request, idempotency_key: Annotated[st
 
 @app.get("/charges")
 def list_charges(response: Response, key: str | None = None) -> list[Charged]:
-    """What was charged, under one key or at all: what happened is known here, and nowhere else."""
+    """List the charges, all or those under one key: only the provider knows what happened."""
     response.headers["Cache-Control"] = "no-store"
     return read_charges(key)

@@ -73,7 +73,7 @@ async def mail(number: int, permit: Permit = semel.permit) -> Any:
 
 @app.get("/tickets")
 def list_tickets() -> Any:
-    """What was bought."""
+    """List the tickets."""
     with Session(tables) as session:
         return [
             {"seat": each.seat, "owner": each.owner} for each in session.scalars(select(Ticket).order_by(Ticket.id))

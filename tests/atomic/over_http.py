@@ -28,7 +28,7 @@ def ask(
     policy: Policy = POLICY,
     raised: list[BaseException] | None = None,
 ) -> Response:
-    """One request to an application that answers 201 once ``handler`` has returned.
+    """Send one request to an application that answers 201 once ``handler`` has returned.
 
     Parameters: ``raised`` takes what is raised behind an answer, which a server logs.
 
@@ -95,7 +95,7 @@ def _closed_quietly(app: Any, raised: list[BaseException]) -> Any:
 
 
 def check_rolled_back(answer: Response) -> None:
-    """It says that nothing was done, and that the same request may be sent again."""
+    """Check that the answer says that nothing was done and that the same request may be sent again."""
     check_retryable(answer)
     document = json.loads(answer.body)
     assert "mayHaveHappened" not in document
@@ -103,7 +103,7 @@ def check_rolled_back(answer: Response) -> None:
 
 
 def check_retryable(answer: Response) -> None:
-    """It says that the same request may be sent again at once, and points nowhere."""
+    """Check that the answer says that the same request may be sent again at once, and has no link."""
     assert (answer.status, answer.code) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE"), answer.body
     document = json.loads(answer.body)
     assert (document["retryable"], document["keyAction"]) == (True, "keep")

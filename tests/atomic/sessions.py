@@ -32,7 +32,7 @@ class Talk:
         await self.say("flush")
 
     async def rows(self) -> list[int]:
-        """What the session reads."""
+        """Return the rows that the session reads."""
         return sorted((await self.say("scalars", select(Effect.n))).all())
 
     @asynccontextmanager

@@ -358,8 +358,8 @@ def test_no_other_file_can_be_attached(shell: Shell, outside: Outside, tmp_path:
     assert not other.exists()
 
 
-def test_a_command_inside_a_handler_is_told_that_it_cannot_run_there(shell: Shell) -> None:
-    """It waits for the transaction that its own caller holds open: to retry would help nobody."""
+def test_a_command_inside_a_handler_gets_an_error_that_says_why(shell: Shell) -> None:
+    """It waits for the transaction that its own caller holds open: a retry would wait again."""
     told: list[str] = []
 
     def handler(permit: Permit) -> Answer:

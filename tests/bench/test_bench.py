@@ -244,5 +244,5 @@ def test_the_end_of_an_answer(data: bytes, end: int | None) -> None:
     ("ordered", "share", "value"),
     [([], 0.5, 0.0), ([1.0], 0.99, 1.0), ([1.0, 2.0, 3.0], 0.5, 2.0), ([float(n) for n in range(1000)], 0.99, 990.0)],
 )
-def test_a_percentile(ordered: list[float], share: float, value: float) -> None:
+def test_percentiles_are_computed(ordered: list[float], share: float, value: float) -> None:
     assert percentile(ordered, share) == value

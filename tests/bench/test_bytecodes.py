@@ -91,7 +91,7 @@ def test_a_request_on_the_memory_store_stays_within_its_budget(surface: str, kin
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_a_body_that_is_not_like_most_stays_within_its_budget(kind: str) -> None:
+def test_an_unusual_body_stays_within_its_budget(kind: str) -> None:
     found = count_once("asgi", "memory://?persistence=none", kind)
     assert found.total() <= BODY_BUDGETS[kind] * ROOM_OF_LATER_PYTHONS, found
 
@@ -144,7 +144,7 @@ def test_a_request_on_redis_stays_within_its_budget(kind: str) -> None:
 
 
 def flow_of(flow: Flow[list[Any]], reply: Callable[[Any], list[Any]]) -> tuple[list[Any], int]:
-    """What a flow ends with, and its bytecodes."""
+    """Run a flow; return its result and its bytecodes."""
     seen = Counted()
     with seen.counting():
         found = perform(flow, reply)

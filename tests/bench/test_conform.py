@@ -70,13 +70,13 @@ def test_the_pairs_are_cases_and_checks_that_exist() -> None:
         (Verdict.ONCE, "failed", False),
     ],
 )
-def test_a_cell_agrees_where_both_see_the_same(verdict: Verdict, outcome: str, agrees: bool) -> None:
+def test_a_cell_agrees_if_both_tools_find_the_same(verdict: Verdict, outcome: str, agrees: bool) -> None:
     [row] = compare_cells("x", {"retry": Finding(verdict, "")}, report(replay_once=outcome))
     assert row.agrees is agrees
     assert bool(row.why) is not agrees
 
 
-def test_a_cell_that_one_of_them_did_not_try_is_left_out() -> None:
+def test_a_cell_that_one_tool_did_not_try_is_left_out() -> None:
     assert compare_cells("x", {"retry": Finding(Verdict.ONCE, "")}, report(replay_once="not-tried")) == []
     assert compare_cells("x", {"retry": Finding(Verdict.NOT_OFFERED, "")}, report(replay_once="passed")) == []
 

@@ -167,7 +167,7 @@ def test_results_of_two_payloads_become_table_words(effects: int, other: Reply, 
     assert judge_payloads(effects, DONE, other).words() == words
 
 
-def test_every_word_is_explained_and_no_case_is_without_a_server() -> None:
+def test_every_verdict_has_a_legend_and_every_server_has_a_case() -> None:
     assert set(LEGEND) == set(Verdict)
     assert {case.run for case in CASES} == set(Run)
     assert len(NAMES) == len(set(NAMES))

@@ -88,7 +88,7 @@ def lasting(row: Record) -> dict[str, object]:
 
 
 def type_names(row: Record) -> list[str]:
-    """What lies in each column."""
+    """Return the types of the values in each column."""
     return [next(name for name in ("int", "str", "bytes", "NoneType") if is_a(value, name)) for value in row]
 
 

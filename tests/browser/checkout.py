@@ -53,6 +53,6 @@ class Checkout:
         return self.detail.split()[0]
 
     def charges(self) -> list[str]:
-        """What the provider has charged this customer."""
+        """Return what the provider has charged this customer."""
         listed: list[dict[str, Any]] = self.service.get("/payments").json
         return [each["paymentId"] for each in listed if each["customerId"] == self.customer]

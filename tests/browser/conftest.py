@@ -43,7 +43,7 @@ def chromium(driver: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def reviving(driver: Playwright) -> Iterator[Browser]:
-    """One with a back/forward cache, which the driver switches off otherwise."""
+    """A browser with a back/forward cache, which the driver otherwise switches off."""
     browser = driver.chromium.launch(
         executable_path=program("chromium"),
         args=list(ARGUMENTS),

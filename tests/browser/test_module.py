@@ -316,7 +316,7 @@ async () => {
 """
 
 
-def test_a_full_storage_is_told_and_the_page_keeps_one_key(page: Page) -> None:
+def test_a_full_storage_is_reported_and_the_page_keeps_one_key(page: Page) -> None:
     assert page.evaluate(FILL) == [False, False, False, True, True]
     assert page.evaluate("async () => (await semel.intent('room')).persistent")
 

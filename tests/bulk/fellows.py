@@ -80,12 +80,12 @@ class Fellow(Member):
 
 
 async def write(item: BulkItem | Message, n: int) -> None:
-    """One row of the application's own, on any library's connection."""
+    """Write one row of the application's own, on any library's connection."""
     await execute(item.connection, INSERT.format(n))
 
 
 async def execute(made: Any, statement: str) -> None:
-    """A statement on any library's connection."""
+    """Execute a statement on any library's connection."""
     if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):
         done = made.execute(statement)
     else:

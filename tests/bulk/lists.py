@@ -12,5 +12,5 @@ def number_items(count: int, *, first: int = 0) -> list[dict[str, Any]]:
 
 
 def die() -> None:
-    """As a crash ends the process."""
+    """End the process as a crash does."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -108,7 +108,7 @@ def test_a_failed_item_does_not_undo_others(make_fellow: Make, home: Home) -> No
         if n == 12:
             raise ValueError("it does not fit")
         if n == 15:
-            raise NothingHappened  # it has, but says otherwise: the handler is believed
+            raise NothingHappened  # it has, but the handler says otherwise, and its word counts
         return Done(result_id=f"r-{n}", detail=b"\x00\xff")
 
     fellow = make_fellow(chunk_items=10)

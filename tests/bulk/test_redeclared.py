@@ -40,7 +40,7 @@ class Place:
             self.url = mariadb.url(mariadb.mariadb())
 
     def die(self, effects: str, at: int) -> None:
-        """One process, which kills itself in the handler of this item."""
+        """Run a process that kills itself in the handler of this item."""
         command = [sys.executable, "-m", "tests.bulk.declared", self.url, str(self.ledger), effects, str(at)]
         assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
 

@@ -21,7 +21,7 @@ REQUEST = json.dumps(number_items(30)).encode()
 
 
 class Shop:
-    """One process: it may lose its way at an item."""
+    """One process, which may be cancelled at an item."""
 
     def __init__(self, home: Home, *, dies_at: int | None = None) -> None:
         self.engine = AsyncEngine(home.backend("sqlite-async"))

@@ -142,7 +142,7 @@ def test_declared_reconcilers_and_running_ones_are_distinguished(capsys: pytest.
         ("waits", "parcels", "who ends it without its client", "open", "no completer runs here"),
     ],
 )
-def test_an_answer(
+def test_each_question_of_check_has_its_answer(
     app: str, operation: str, question: str, level: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, found = document(capsys, f"{SHOP}:{app}")

@@ -54,7 +54,7 @@ class Shelf:
         return Command(Scope("demo", caller, operation), key, bytes(32), "test", Policy.of(**options))
 
     def succeed(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
-        """A command that succeeded; its operation id."""
+        """Run a command that succeeds; return its operation id."""
         with self.engine(ago_us) as engine:
             return engine.run(self.command(key, **options), lambda permit: Answer(201, (), b"paid")).operation_id
 
@@ -71,7 +71,7 @@ class Shelf:
         return seen[0]
 
     def abandon(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
-        """A command whose holder was never heard of again."""
+        """Claim a command and never settle it; return its operation id."""
         with self.engine(ago_us) as engine:
             permit = engine.claim(self.command(key, **options))
             assert isinstance(permit, Permit)

@@ -49,7 +49,7 @@ def shop(permit: Permit, calls: list[str], *, lost: bool) -> Answer:
 
 
 def fill(url: str) -> None:
-    """One of everything, and of events and messages one in each state."""
+    """Write one of every kind of row, and an event and a message in each state."""
     with Engine.connect(url) as engine:
         engine.run(invoice(), lambda permit: DONE)
         with pytest.raises(TimeoutError):

@@ -76,7 +76,7 @@ def test_the_innermost_and_latest_mount_counts() -> None:
     assert mount_of(Path("/x"), "") is None
 
 
-def test_a_system_without_mount_table_is_not_guessed(
+def test_without_a_mount_table_the_file_system_is_only_noted(
     semel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_file, "MOUNTS", tmp_path / "none")

@@ -31,7 +31,7 @@ ROLE = f"{SCHEMA}_role"
 
 
 def run_doctor(url: str, capsys: Capture) -> tuple[int, dict[str, dict[str, Any]]]:
-    """What the command found, by check; its exit code agrees with it."""
+    """Run doctor; return its exit code and its findings by check. The two must agree."""
     capsys.readouterr()
     code = main(["doctor", "--json", "--url", url])
     document = json.loads(capsys.readouterr().out)
@@ -76,7 +76,9 @@ def test_a_sound_postgresql_is_healthy(owner: psycopg.Connection[Any], capsys: C
     assert found["schema"]["detail"] == "version 3, nothing pending"
 
 
-def test_a_role_that_does_not_wait_for_its_commits_forgets(owner: psycopg.Connection[Any], capsys: Capture) -> None:
+def test_a_role_with_asynchronous_commits_counts_as_not_durable(
+    owner: psycopg.Connection[Any], capsys: Capture
+) -> None:
     """It is the connection's own setting that counts. EXTERNAL does not start; the URL may accept the loss by name."""
     owner.execute(f"ALTER ROLE {ROLE} SET synchronous_commit = off")
     code, found = run_doctor(url_of_role(), capsys)

@@ -87,6 +87,6 @@ def test_an_export_to_a_file_prints_the_count(url: str, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("filters", [["--state", "unknown"], ["--tenant", "acme"], ["--lapsed"]])
-def test_filters_are_about_records(url: str, capsys: Capture, filters: list[str]) -> None:
+def test_filters_of_records_are_refused_for_events(url: str, capsys: Capture, filters: list[str]) -> None:
     assert main(["export", "--url", url, "--of", "events", *filters]) == 2
     assert "are about records" in capsys.readouterr().err

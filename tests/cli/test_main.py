@@ -25,7 +25,7 @@ Run = Callable[..., Ran]
 COMMANDS = sorted(grammar()[1].choices)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"semel {__version__}\n"
 
@@ -222,7 +222,7 @@ def findings(ran: Ran) -> dict[str, str]:
     return {found["check"]: found["level"] for found in ran.document["findings"]}
 
 
-def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
+def test_doctor_finds_a_healthy_store_healthy(semel: Run, shelf: Shelf) -> None:
     shelf.succeed("one")
     ran = semel("doctor", "--json")
     assert ran.code == 0
@@ -233,7 +233,7 @@ def test_a_healthy_store(semel: Run, shelf: Shelf) -> None:
     assert "healthy" in semel("doctor").out
 
 
-def test_everything_found_has_a_remedy(semel: Run, shelf: Shelf) -> None:
+def test_every_finding_has_a_remedy(semel: Run, shelf: Shelf) -> None:
     shelf.unknown("lost", ago_us=HOUR_US)
     shelf.abandon("stuck", ago_us=HOUR_US)
     shelf.abandon("running", effects="idempotent", ago_us=HOUR_US)

@@ -81,7 +81,7 @@ def row(engine: Engine, key: str) -> Record | None:
 
 
 def meets(engine: Engine, key: str) -> Verdict | str | None:
-    """What the next attempt meets; where it would run, under which derived key."""
+    """Return what the next attempt gets; if it would run, its derived key."""
     claim = engine.core.attempt(command(key))
     [verdict] = engine.perform("look", lambda: engine.store.look([claim]))
     if verdict is not None:

@@ -75,7 +75,7 @@ def in_mariadb() -> str:
 
 
 def relay_all(url: str) -> list[Event]:
-    """What a relay of this store publishes."""
+    """Run a relay of this store; return what it publishes."""
     sent: list[Event] = []
 
     async def publish() -> None:
@@ -88,7 +88,7 @@ def relay_all(url: str) -> list[Event]:
 
 
 @mariadb.MARK
-def test_everything_is_the_same_through_all_sql_stores(
+def test_a_move_through_all_sql_stores_keeps_every_row(
     first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moving, "NOUNS", tuple(noun._replace(page=2) for noun in NOUNS))  # over many pages
@@ -165,7 +165,7 @@ def test_a_running_relay_is_refused(first: str, second: str, capsys: Capture) ->
     assert run_move(first, second, capsys)[0] == 0
 
 
-def test_a_store_that_cannot_hold_them_is_refused_with_the_remedy(first: str, capsys: Capture) -> None:
+def test_a_target_that_cannot_store_events_is_refused_with_the_remedy(first: str, capsys: Capture) -> None:
     target = fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}_all")
     for options in ((), ("--dry-run",)):
         code, said = run_move(first, target, capsys, *options)

@@ -24,7 +24,7 @@ def document_of(capsys: Capture, name: str) -> Any:
 
 
 def missing_references(document: Any) -> list[str]:
-    """What the document refers to and does not have."""
+    """Return the references of the document that do not resolve."""
     missing = []
     for place in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
         found = document

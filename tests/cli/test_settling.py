@@ -213,7 +213,7 @@ def test_a_step_settled_as_succeeded_does_not_run_again(semel: Run, shelf: Shelf
     assert (shop.calls, shop.results) == (["charge", "ship"], ["parcel 7"])
 
 
-def test_no_step_succeeded_where_none_is_in_doubt(semel: Run, shelf: Shelf) -> None:
+def test_step_succeeded_is_refused_if_no_step_is_in_doubt(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("k", ago_us=HOUR_US)
     refused = semel("settle", operation_id, "--step-succeeded", "1", "--reason", "x")
     assert refused.code == 1

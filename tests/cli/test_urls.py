@@ -92,7 +92,7 @@ def test_every_scheme_connects_without_opening_anything(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "option"), PAIRS)
-def test_every_option_is_taken(scheme: str, option: str) -> None:
+def test_every_url_option_is_applied(scheme: str, option: str) -> None:
     if option in VALUES:
         made = connect_backend(f"{url_of(scheme)}?{option}={VALUES[option]}")
         assert made.accepts_loss is (option == "persistence")

@@ -57,7 +57,7 @@ def test_two_polls_give_rates(semel: Run, shelf: Shelf, between: Callable[..., N
         **{"CLAIMED": 0, "PROCESSING": 1, "SUCCEEDED": 3, "FAILED_REPLAYABLE": 0},
         **{"FAILED_NOT_REPLAYABLE": 0, "UNKNOWN": 1},
     }
-    assert not any("replay" in name.lower() and "FAILED" not in name for name in second)  # nobody can know
+    assert not any("replay" in name.lower() and "FAILED" not in name for name in second)  # a store cannot know
 
 
 def test_without_a_terminal_each_poll_prints_a_line(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:

@@ -67,7 +67,7 @@ class Colour:
         return anyio.run(main)
 
     def send(self, server: Server, *, intent: dict[str, Any] | None = None, **options: Any) -> Outcome:
-        """One payment."""
+        """Send one payment."""
         given = {"json": {"amount": "5.00"}, **(intent or {})}
         outcome: Outcome = self.run(server, lambda api: api.intent("POST", "/payments", **given).send(), **options)
         return outcome

@@ -236,7 +236,7 @@ def test_a_refusal_by_the_operation_itself_is_final_after_a_lost_attempt() -> No
     assert isinstance(Driven(LOST, answer).outcome, Refused)
 
 
-def test_an_attempt_that_never_left_proves_that_nothing_happened() -> None:
+def test_an_attempt_that_was_never_sent_proves_that_nothing_happened() -> None:
     unreachable = NoAnswer("the name does not resolve", sent=False)
     outcome = Driven(unreachable).outcome
     assert isinstance(outcome, NotYet)

@@ -420,7 +420,7 @@ class Api:
     async def _answer_known_key(
         self, record: Record, place: tuple[str, ...], print_: str, asked: Asked, caller: str
     ) -> Said | None:
-        """What a key that was used gets; None: it is run again."""
+        """Answer a request whose key was used before; None: run it again."""
         wrong = self.wrong
         if record.fingerprint != print_ and wrong != "other-body" and not (
             wrong == "other-operation" and asked.path == "/refunds"

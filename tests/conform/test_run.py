@@ -174,7 +174,7 @@ async def test_effects_are_counted_by_file_command_sql_and_webhook(
         (EffectCount(sql="select x", database="sqlite:////none/such.db"), "effects.sql failed: unable to open"),
     ],
 )
-async def test_a_way_of_counting_that_fails_names_its_field(effects: EffectCount, message: str) -> None:
+async def test_an_effect_counter_that_fails_names_its_field(effects: EffectCount, message: str) -> None:
     async with serving() as (url, case):
         with pytest.raises(CannotRun, match=message):
             await run_one(url, replace(case, effects=effects))
@@ -398,9 +398,7 @@ def test_a_selection_takes_groups_checks_and_levels() -> None:
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-async def test_an_effect_that_comes_late_is_not_the_next_checks(
-    is_exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_effect_is_not_counted_for_the_next_check(is_exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a check has found what it expects, no more can come, and its count is the next one's first."""
     happened, counted = 5, 0
 

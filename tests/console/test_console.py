@@ -458,7 +458,7 @@ def test_a_settlement_before_the_deadline_needs_confirmation(store: Engine) -> N
     assert "you know that it has stopped" not in refused.text  # entered twice, in other words
 
 
-def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:
+def test_a_visitor_without_a_name_gets_403(store: Engine) -> None:
     id = unknown(store, "lost")
     for name in (None, ""):
         client = console(store, name)

@@ -21,7 +21,7 @@ LARGE, SMALL = 20_000, 10  # bytes
 
 
 def attempt(engine: Engine, key: str, effects: str, ran: list[str]) -> str:
-    """What a caller gets: the answer, its replay, or the error."""
+    """Return what a caller gets: the answer, its replay, or the error."""
 
     def handler(permit: Permit) -> Answer:
         ran.append(key)

@@ -32,7 +32,7 @@ LANES = 2
 
 
 class Stops:
-    """Where a worker is to be stopped (and then killed): the n-th time it passes a named point."""
+    """Stop (and then kill) a worker when it passes a named point for the n-th time."""
 
     def __init__(self, line: Line, point: str | None, nth: int) -> None:
         self._line = line

@@ -189,7 +189,7 @@ def seed(folder: Folder) -> None:
 
 
 def ask_beside(folder: Folder, place: int, line: Line) -> None:
-    """What another process gets meanwhile: a refusal within its budget, and its replays at once."""
+    """Ask from another process meanwhile: it gets a refusal within its budget, and replays at once."""
     with folder.engine(f"?busy_seconds={BUSY_SECONDS}") as engine:
         for effects in ("external", "atomic"):
             started = time.monotonic()

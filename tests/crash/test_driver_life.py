@@ -202,7 +202,7 @@ def test_cancelling_a_driver_call_does_not_split_the_write(folder: Folder) -> No
 
 
 def test_an_interrupt_while_committing_for_others(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller serves everybody's writes; Ctrl-C in the middle must not leave its transaction behind."""
+    """One caller commits the writes of all; Ctrl-C in the middle must not leave its transaction open."""
     engine = folder.engine("?busy_seconds=5")
     run(engine, "warm")
     driver = engine.backend.driver

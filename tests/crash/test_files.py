@@ -56,7 +56,7 @@ def all_say(found: dict[str, str], start: str) -> bool:
         ),
     ],
 )
-def test_a_full_disk(folder: Folder, how: str, refusal: str) -> None:
+def test_a_full_disk_refuses_commands_and_runs_none_twice(folder: Folder, how: str, refusal: str) -> None:
     found = run_script("disks", folder=str(folder.path), how=how)
 
     assert all_say(found["first"], "ran: ")
@@ -71,7 +71,7 @@ def test_a_full_disk(folder: Folder, how: str, refusal: str) -> None:
 
 @pytest.fixture
 def public_folder() -> Iterator[Folder]:
-    """One that another user can reach, unlike pytest's own."""
+    """A folder that another user can reach, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as path:
         Path(path).chmod(0o755)
         made = Folder(path)

@@ -31,7 +31,7 @@ def test_parent_and_child_renew_and_settle_what_they_hold(tmp_path: Path) -> Non
     assert found["replayed"] == "child"
 
 
-def test_the_same_on_event_loops(tmp_path: Path) -> None:
+def test_fork_and_replay_work_on_event_loops(tmp_path: Path) -> None:
     found = run("live_loop", tmp_path)
 
     assert found["parent"]["settled"] == found["child"]["settled"] == "Settled"

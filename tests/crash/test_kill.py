@@ -86,7 +86,7 @@ def check(folder: Folder, effects: str, keys: list[str], last_kill: float) -> No
 
 
 def ask_again(folder: Folder, effects: str, keys: list[str], recorder: Recorder) -> dict[str, str]:
-    """What each key answers now that no process holds it."""
+    """Return what each key answers now that no process holds it."""
     found = {}
     with folder.recording(recorder) as engine:
         for key in keys:

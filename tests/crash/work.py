@@ -45,7 +45,7 @@ def answer_of(key: str, token: str) -> Answer:
 
 
 def append(path: Path, *words: str) -> None:
-    """One line that survives this process."""
+    """Append one line that survives this process."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, (" ".join(words) + "\n").encode())
@@ -59,7 +59,7 @@ def lines(path: Path) -> list[list[str]]:
 
 
 class Folder:
-    """Where one scenario lives: the store, the ledger, the acks, and the histories of its processes."""
+    """The folder of one scenario: the store, the ledger, the acks, and the histories of its processes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -80,7 +80,7 @@ class Folder:
         self.sql("CREATE TABLE business (key TEXT NOT NULL, token TEXT NOT NULL)")
 
     def sql(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        """One statement on its own connection."""
+        """Run one statement on its own connection."""
         import sqlite3
 
         connection = sqlite3.connect(self.database, timeout=5, isolation_level=None)

@@ -81,7 +81,7 @@ def test_every_invariant_has_tests_that_exist() -> None:
         assert all(maker("named_tests").link_to(name) for name in found.tests)
 
 
-def test_what_a_setting_keeps_is_what_the_nemeses_found() -> None:
+def test_each_cell_of_the_settings_agrees_with_the_nemeses() -> None:
     """A cell that says otherwise is not written, and what was done to a server is in some cell of its store."""
     settings = maker("settings")
     for says, line in (
@@ -120,7 +120,7 @@ def test_every_alert_has_its_section_in_the_runbook() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_internal_links_lead_somewhere(path: Path) -> None:
+def test_internal_links_resolve(path: Path) -> None:
     broken = []
     for link in links(path.read_text("utf-8")):
         if re.match(r"[a-z]+:", link):

@@ -91,7 +91,7 @@ class Shell:
         return rows[0]
 
     def reap(self) -> list[Record]:
-        """One round of the reaper."""
+        """Run one round of the reaper."""
         return self.perform("lapse", lambda: self.engine.store.lapse(100))
 
     def close(self) -> None:

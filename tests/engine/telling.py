@@ -26,11 +26,11 @@ class Member:
     engine: Any
 
     def tell(self, story: Coroutine[Any, Any, T]) -> T:
-        """Perform a coroutine: on this one's loop, or where there is none, at once."""
+        """Run a coroutine on this member's loop, or to its end at once if there is none."""
         return at_once(story) if self.runner is None else self.runner.run(story)
 
     def wait_for(self, reply: Any) -> Any:
-        """What a method of either form answers, awaited where it must be."""
+        """Return what a sync or async method answers; await it on the loop if there is one."""
         return reply if self.runner is None else self.runner.run(reply)
 
     def performs(self, verb: str, make: Any) -> Any:

@@ -42,7 +42,7 @@ UNDECIDED = StoreTimeout
         *((code, SchemaError) for code in ("42P01", "3F000", "42703")),
     ],
 )
-def test_postgresql_errors(sqlstate: str | None, meant: type[SemelError]) -> None:
+def test_postgresql_errors_are_mapped(sqlstate: str | None, meant: type[SemelError]) -> None:
     assert type(postgres_errors.store_error(sqlstate, "ERROR: no")) is meant
 
 
@@ -61,7 +61,7 @@ def test_postgresql_errors(sqlstate: str | None, meant: type[SemelError]) -> Non
         *((code, SchemaError) for code in (1146, 1054)),
     ],
 )
-def test_mariadb_errors(code: int, meant: type[SemelError]) -> None:
+def test_mariadb_errors_are_mapped(code: int, meant: type[SemelError]) -> None:
     refusal = mariadb_errors.parse_refusal(pymysql.OperationalError(code, "no"))
     assert refusal is not None
     assert type(mariadb_errors.store_error(refusal)) is meant
@@ -104,7 +104,7 @@ def test_asyncpgs_errors_are_mapped(error: BaseException, meant: type[SemelError
 @pytest.mark.parametrize(
     "error", [redis.ConnectionError("reset"), redis.TimeoutError("no answer"), ConnectionResetError(), TimeoutError()]
 )
-def test_redis_errors(error: redis.RedisError | OSError) -> None:
+def test_redis_errors_are_mapped(error: redis.RedisError | OSError) -> None:
     node = Node("127.0.0.1", 1)
     wanted, alone = NodeExchange(node, ((b"EVALSHA",), (b"GET",))), NodeExchange(node, ((b"EVALSHA",),))
     assert type(redis_errors.judge_lost(wanted, [], error)) is UNDECIDED

@@ -84,7 +84,7 @@ class Story:
         return faults
 
     def attempt(self, shell: Shell) -> str:
-        """One client's attempt, and its answer."""
+        """Make one attempt as a client; return its answer."""
         try:
             result = shell.run(self.command, self.handler)
         except (Failed, CommandError, StoreError) as error:
@@ -149,7 +149,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ends", ["made", "refused", "failed"])
 @pytest.mark.parametrize("effects", POLICIES)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_command_under(
+def test_a_command_recovers_from_each_fault(
     mode: Mode, effects: str, ends: str, kind: Kind, when: When, once: bool, template: Path, tmp_path: Path
 ) -> None:
     for fault in every_fault(kind, when, once=once):

@@ -70,7 +70,7 @@ def place_of(home: Home, kind: str, folder: Path) -> tuple[str, str]:
     return url(mariadb()) if "my" in kind else f"sqlite:///{folder}/inbox.db", ""
 
 
-def test_an_engine_begins_anew(tmp_path: Path) -> None:
+def test_a_forked_engine_starts_with_fresh_state(tmp_path: Path) -> None:
     assert run_script(ENGINE, f"sqlite:///{tmp_path}/semel.db") == ["0 True True {}", "1 False True 1"]
 
 
@@ -128,7 +128,7 @@ reader.close()
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic", "steps"])
-def test_a_child_that_leaves_its_parents_handler_says_nothing_of_the_command(
+def test_a_forked_child_that_leaves_the_handler_does_not_settle_the_command(
     mode: str, effects: str, tmp_path: Path
 ) -> None:
     """What it says first would hold: the key is free while the parent is at its effect."""
@@ -312,7 +312,7 @@ print(done, [outcome.result_id for outcome in fellow.outcomes(result)])
 
 @pytest.mark.parametrize("effects", ["atomic", "idempotent"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_that_leaves_an_item_of_a_bulk_goes_on_with_no_other(kind: str, effects: str, tmp_path: Path) -> None:
+def test_a_forked_child_that_leaves_a_bulk_item_runs_no_further_item(kind: str, effects: str, tmp_path: Path) -> None:
     home = make_home(kind, tmp_path)
     ends = ["exit", "raise", "return"]
     left = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
@@ -372,6 +372,6 @@ run(engine.close())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_child_does_not_say_that_its_parents_answer_is_not_kept(mode: str, tmp_path: Path) -> None:
+def test_a_forked_child_does_not_mark_its_parents_answer_as_not_stored(mode: str, tmp_path: Path) -> None:
     """As one would whose response is streamed: the parent's retry would get no answer."""
     assert run_script(STREAMED, mode, f"sqlite:///{tmp_path}/semel.db") == ["False", "b'parent'"]

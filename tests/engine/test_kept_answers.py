@@ -215,7 +215,7 @@ def test_no_claim_enters_after_a_drain(granted: str) -> None:
     """Another thread's drain begins, and ends, when the engine has looked whether there is one."""
 
     class Entering(set[bytes]):
-        """Where a drain looks last before this claim is in it."""
+        """A set in which a drain looks once more before this claim is in it."""
 
         def add(self, nonce: bytes) -> None:
             with ThreadPoolExecutor(1) as pool:

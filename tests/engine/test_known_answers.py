@@ -49,7 +49,7 @@ class Process:
         performer.ask_one = note_and_ask
 
     async def claim_noting_verbs(self, what: Command) -> tuple[Any, list[str]]:
-        """What a claim meets, and what the store was asked for it."""
+        """Claim; return the reply and the verbs that the store was asked."""
         self.verbs.clear()
         return await self.engine.claim(what, wait_seconds=0), list(self.verbs)
 
@@ -119,7 +119,7 @@ def test_an_answer_that_no_longer_applies_leads_to_a_claim(store: str) -> None:
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("refusal", [StatementRefused("no plan"), StoreUnavailable("too many calls")])
-def test_a_look_that_the_store_refuses_leaves_it_to_the_claim(refusal: StoreUnavailable, store: str) -> None:
+def test_a_failed_look_falls_back_to_the_claim(refusal: StoreUnavailable, store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command()
         await process.complete(what)

@@ -172,7 +172,7 @@ def test_an_application_starts_if_the_url_accepts_the_loss(make: Callable[[str],
         assert client.get("/nothing").status_code == 404
 
 
-def test_a_wsgi_application_does_not_start_there(url: str) -> None:
+def test_a_wsgi_application_does_not_start_on_a_server_that_forgets(url: str) -> None:
     """In both orders of the declaration and the opening of the engine."""
     with closing(Engine.connect(url)) as engine:
         WsgiMiddleware(never_asked, engine, caller=single_caller, operations=[operation("external")])
@@ -182,7 +182,7 @@ def test_a_wsgi_application_does_not_start_there(url: str) -> None:
         WsgiMiddleware(never_asked, engine, caller=single_caller, operations=[operation("external")])
 
 
-def test_a_function_does_not_start_there(url: str) -> None:
+def test_a_function_does_not_start_on_a_server_that_forgets(url: str) -> None:
     """Nor one whose engine is only known when it is called."""
     with closing(Engine.connect(url)) as engine:
 

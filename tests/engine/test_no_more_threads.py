@@ -45,13 +45,13 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 def refusal_of(act: Callable[[], object]) -> str:
-    """What it is refused with."""
+    """The text of the error that it raises."""
     with pytest.raises(StoreUnavailable) as error:
         act()
     return str(error.value)
 
 
-def test_a_call_is_done_by_the_thread_that_found_no_second_one(
+def test_a_shielded_call_runs_on_the_calling_thread_if_no_other_can_start(
     limit: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shield, "_threads", shield._Threads())  # none of which is idle
@@ -75,7 +75,7 @@ def test_the_thread_that_renews_leases_does_no_callers_work(
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effects: Any) -> None:
+def test_a_command_does_not_run_if_no_renewal_thread_can_start(limit: Callable[[str], Any], effects: Any) -> None:
     runs: list[int] = []
 
     def handle(permit: Permit) -> Answer:
@@ -106,7 +106,7 @@ def test_an_atomic_command_is_refused_and_runs_later(limit: Callable[[str], Any]
     shell.close()
 
 
-def test_an_event_loop_is_told_that_nobody_writes_for_it(limit: Callable[[str], Any], tmp_path: Path) -> None:
+def test_an_event_loop_gets_an_error_if_no_writer_thread_can_start(limit: Callable[[str], Any], tmp_path: Path) -> None:
     shell = Shell("async", connect_backend(f"sqlite:///{tmp_path}/semel.db"))
     shell.open()
     shell.engine.backend.driver.close()

@@ -49,7 +49,7 @@ def commands(numbers: range) -> Iterator[Command]:
 
 
 def end(permit: Permit) -> Answer:
-    """Each third well, with nothing, and with an error."""
+    """A handler that returns an answer, raises NothingHappened or raises ValueError, by the key's number."""
     number = int(permit.command.key.rpartition("-")[2])
     if number % 3 == 1:
         raise NothingHappened

@@ -283,7 +283,7 @@ def test_1_19_fences_grow_over_a_purge(shell: Shell, clock: SettableClock) -> No
     assert again.operation_id != permit.operation_id
 
 
-def test_1_19_nothing_open_has_an_end(shell: Shell, clock: SettableClock) -> None:
+def test_1_19_an_open_record_is_never_purged(shell: Shell, clock: SettableClock) -> None:
     """A command that runs for a year is not forgotten while it does."""
     permit = shell.permit(command())
     clock.advance(seconds=366 * 86_400)

@@ -49,7 +49,7 @@ def test_twenty_tasks_released_by_one_latch(store: str, effects: str, tmp_path: 
 
             async def handler(permit: Permit) -> Answer:
                 ledger.charge(permit.key_for("charge"))
-                await until(lambda: engine.core.waiting == CROWD - 1)  # everybody else is here and waits
+                await until(lambda: engine.core.waiting == CROWD - 1)  # all the others wait
                 return MADE
 
             async def caller() -> Result:
@@ -306,7 +306,7 @@ def test_one_thread_polls_for_all_waiters_of_a_key(monkeypatch: pytest.MonkeyPat
         assert (engine.core.lookers, engine.core.wakers, engine.core.waiting) == ({}, {}, 0)
 
 
-def test_another_waiter_polls_when_the_first_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_waiter_polls_if_the_first_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The waiter that looks is cancelled, then the loop of one that looks is closed: the others go on."""
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
     monkeypatch.setattr("semel.engine.state.FOLLOW_SECONDS", 0.05)

@@ -59,7 +59,9 @@ class Ground:
     provider: Program
     log: Path
     port: int = field(default_factory=free_port)
-    key: str = field(default_factory=lambda: str(uuid4()))  # the provider is everybody's: derived keys must not meet
+    key: str = field(
+        default_factory=lambda: str(uuid4())
+    )  # all tests share the provider: derived keys must not collide
     pids: list[int] = field(default_factory=list)
 
     def start(self, doom: str | None = None) -> int:
@@ -105,7 +107,7 @@ class Ground:
         await_true(lambda: self.is_over(pid), "the shop to end")
 
     def kill(self, pid: int) -> None:
-        """As power loss would."""
+        """Kill the process without warning, as power loss would."""
         if not self.is_over(pid):
             os.kill(pid, signal.SIGKILL)
         self.await_end(pid)
@@ -135,7 +137,7 @@ class Ground:
         return sum(line["amount"] == amount for line in self.provider.get("/charges"))
 
     def rows(self, text: str) -> list[tuple[Any, ...]]:
-        """What is in the database."""
+        """Return the rows of a query of the database."""
         return outside(self.url, text)
 
 

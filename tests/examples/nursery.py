@@ -23,7 +23,7 @@ from tests.examples.shop import make_app, reconcile
 
 
 def serve(told: dict[str, Any]) -> None:
-    """One shop, on the socket that it was given."""
+    """Serve one shop on the socket that it was given."""
     charging.URL, charging.SECONDS = told["provider"], told["provider_seconds"]
     points = Points(told.get("doom"))
     points.install()
@@ -34,7 +34,7 @@ def serve(told: dict[str, Any]) -> None:
 
 
 def look(told: dict[str, Any]) -> None:
-    """One round of a reconciler; its output says how many payments it has settled."""
+    """Run one round of a reconciler; its output says how many payments it has settled."""
     charging.URL = told["provider"]
     Points(told.get("doom")).install()
     reconciling.LEASE_MARGIN_SECONDS = 0.5  # type: ignore[misc]  # one that dies while it asks is not waited for

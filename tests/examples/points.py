@@ -88,7 +88,7 @@ class Points:
 
 
 def name_of(needed: Any) -> str | None:
-    """What an ask of a unit is called here; None for those that are store calls, and have their verb."""
+    """Return the point's name of an ask of a unit; None for store calls, which go by their verb."""
     match needed:
         case Within():
             return f"unit-{needed.verb}"
@@ -134,6 +134,6 @@ class OnTheWire:
 
 
 def die() -> NoReturn:
-    """As power loss would end this process."""
+    """Kill this process without warning, as power loss would."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("the process has outlived SIGKILL")

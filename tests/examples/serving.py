@@ -78,13 +78,13 @@ class Program:
         return self._process.wait(END_SECONDS)
 
     def kill(self) -> None:
-        """As power loss would."""
+        """Kill the program without warning, as power loss would."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """As its reader would."""
+        """End the program, and wait for it."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:

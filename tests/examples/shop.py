@@ -97,7 +97,7 @@ def make_app(url: str, *, lease_seconds: float, deadline_seconds: float) -> Fast
 
 
 def outside(url: str, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """One statement on the shop's database, on its own connection, committed."""
+    """Run one statement on the shop's database, on its own connection, and commit it."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             return file.execute(text, values).fetchall()
@@ -108,7 +108,7 @@ def outside(url: str, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any
 
 
 async def reconcile(url: str) -> int:
-    """One round of a worker; how many payments were settled."""
+    """Run one round of a worker; return how many payments were settled."""
 
     @reconciler("payments.create", quiet_for=0, timeout_seconds=1)
     async def ask_provider(case: Case) -> Finding:

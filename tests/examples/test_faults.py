@@ -109,7 +109,7 @@ def dies(shop: Ground, doom: str, path: str, body: Any) -> None:
 
 
 @pytest.mark.parametrize("fault", PAYMENTS, ids=str)
-def test_a_payment(shop: Ground, fault: Fault) -> None:
+def test_a_payment_is_charged_once_after_each_fault(shop: Ground, fault: Fault) -> None:
     amount = next(AMOUNTS)
     body = {"amount": amount, "card": "tok_good"}
     dies(shop, fault.doom, "/payments", body)
@@ -126,7 +126,7 @@ def test_a_payment(shop: Ground, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", ORDERS, ids=str)
-def test_an_order(shop: Ground, fault: Fault) -> None:
+def test_an_order_is_written_once_after_each_fault(shop: Ground, fault: Fault) -> None:
     dies(shop, fault.doom, "/orders", {"sku": "book"})
     seen = shop.until_final("/orders", {"sku": "book"})
     assert seen.status == 201

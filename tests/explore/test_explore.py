@@ -172,7 +172,7 @@ def test_the_command_fails_where_the_rules_are_broken(capsys: pytest.CaptureFixt
     assert found["good"] is False
 
 
-def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_names_and_refuses_unknown_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(MODES) + len(VARIANTS)
     with pytest.raises(SystemExit, match="2"):

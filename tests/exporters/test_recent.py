@@ -91,7 +91,7 @@ def test_a_busy_hour_is_estimated_from_samples(
     assert found.document()["newRecords"] == busy + quiet
 
 
-def test_the_purge_is_late_by_what_it_should_have_taken(
+def test_the_purge_lag_counts_overdue_records_and_their_age(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(300):
@@ -112,7 +112,7 @@ def test_the_purge_is_late_by_what_it_should_have_taken(
     assert purge_lag(engine, read_census(engine, 20)).seconds == 0
 
 
-def test_an_empty_store_has_neither(engine: Engine) -> None:
+def test_an_empty_store_has_no_last_hour_and_no_purge_lag(engine: Engine) -> None:
     seen = read_census(engine)
     assert last_hour(engine, seen) == LastHour((0,) * BARS, (0,) * BARS, estimated=False)
     assert purge_lag(engine, seen) == (0, 0)

@@ -31,7 +31,7 @@ semel = Semel(AsyncEngine.connect(URL), caller=caller)
 
 
 def die_once() -> None:
-    """As kill -9, where the file says so."""
+    """Kill this process as kill -9 does, if the file says so."""
     if (FOLDER / "to-die").exists():
         (FOLDER / "to-die").unlink()
         os._exit(9)
@@ -45,7 +45,7 @@ async def leave(message: Any, scope: Any) -> None:
 
 @get("/effects")
 async def effects() -> list[str]:
-    """What was written."""
+    """Return the effects that were written."""
     with closing(sqlite3.connect(FOLDER / "shop.db")) as db:
         return [what for (what,) in db.execute("SELECT what FROM effect")]
 

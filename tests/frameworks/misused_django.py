@@ -66,7 +66,7 @@ def ask() -> str:
 
 
 def run_check(**changed: Any) -> str:
-    """What ``manage.py check`` says."""
+    """Return what ``manage.py check`` prints."""
     with override_settings(**changed):
         return "; ".join(f"{each.id} {each.msg}" for each in checks.run_checks())
 

@@ -29,14 +29,14 @@ engine = AsyncEngine.connect(f"sqlite:///{FOLDER}/shop.db")
 
 
 def die_once() -> None:
-    """As kill -9, where the file says so."""
+    """Kill this process as kill -9 does, if the file says so."""
     if (FOLDER / "to-die").exists():
         (FOLDER / "to-die").unlink()
         os._exit(9)
 
 
 def caller(info: strawberry.Info) -> Caller | None:
-    """Who sends the request."""
+    """Return the caller of the request."""
     who = info.context["request"].headers.get("authorization")
     return None if who is None else Caller("shop", who)
 
@@ -75,7 +75,7 @@ schema = strawberry.Schema(Query, Mutation, config=StrawberryConfig(scalar_map={
 
 
 async def effects(request: Request) -> JSONResponse:
-    """What was written."""
+    """Return the effects that were written."""
     with closing(sqlite3.connect(FOLDER / "shop.db")) as db:
         return JSONResponse([what for (what,) in db.execute("SELECT what FROM effect")])
 

@@ -79,7 +79,7 @@ class Shop:
         middleware.close()
 
     def complete(self) -> int:
-        """What `semel worker --complete` would."""
+        """Do what `semel worker --complete` does."""
 
         async def story() -> int:
             async with completing(self.app, "shop:app") as found:

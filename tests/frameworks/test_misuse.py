@@ -349,7 +349,7 @@ CELLS: Final = [(mistake, adapter) for mistake, row in TABLE.items() for adapter
 
 
 class Lines(logging.Handler):
-    """What Semel's log has, for the people who run it."""
+    """The lines of Semel's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,7 +382,7 @@ def test_a_mistake_is_answered_with_its_remedy(mistake: str, adapter: str, tmp_p
 
 
 def innermost(error: BaseException) -> str:
-    """What the developer reads at the end of a traceback, inside a framework's own exceptions."""
+    """Return the error that the developer reads at the end of a traceback, inside a framework's own exceptions."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return str(error)

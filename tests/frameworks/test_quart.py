@@ -120,7 +120,7 @@ class Shop:
         return [State(row.state) for row in table._table.rows()]
 
     def run(self, story: Callable[[QuartClient], Awaitable[None]]) -> None:
-        """As a server does: begin, serve, end."""
+        """Run an application as a server does: start, serve, shut down."""
 
         async def whole() -> None:
             async with self.app.test_app() as app:

@@ -962,7 +962,7 @@ def test_a_header_is_read_from_the_request_of_any_framework(kind: Any, is_dict: 
 
 
 def refuse(make: Callable[[Engine], Any]) -> str:
-    """What a field of a mutation that is made like this is refused with."""
+    """Return the error with which such a field of a mutation is refused."""
     with pytest.raises((ConfigurationError, TypeError)) as refused:  # a TypeError of graphql-core's with our sentence
         make(Engine.connect("memory://"))
     return str(refused.value)

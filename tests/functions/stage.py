@@ -42,7 +42,7 @@ class Driven:
         return self._end(self.once.unprotected(*args, **kwargs))
 
     def attempt(self, *args: Any, **kwargs: Any) -> Any:
-        """What a caller sees: the result, or the error's type."""
+        """Call it; return the result, or the type of the error."""
         try:
             return self(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the test looks at any exception

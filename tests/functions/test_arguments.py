@@ -221,7 +221,7 @@ def test_two_callers_never_share_a_command(stage: Stage) -> None:
     assert [once(Order("A", "alice")), once(Order("A", "bob"))] == ["alice", "bob"]
 
 
-def test_a_path_may_lead_to_a_caller(stage: Stage) -> None:
+def test_the_caller_may_be_an_argument(stage: Stage) -> None:
     once = stage.command(lambda order, who: 1, key="order", caller="who", exclude=("who",))
     once("A", Caller("acme", "bob"))
     assert (once.record("A", Caller("acme", "bob")).tenant) == "acme"
@@ -433,7 +433,7 @@ def test_a_class_of_an_argument_may_get_further_fields_with_defaults(stage: Stag
     assert runs == ["B"]
 
 
-def test_a_field_that_says_something_counts_wherever_its_instance_lies(stage: Stage) -> None:
+def test_a_field_with_a_value_counts_wherever_its_instance_is_nested(stage: Stage) -> None:
     class Box:
         def __init__(self, holds: Any) -> None:
             self.holds = holds
@@ -598,7 +598,7 @@ def test_a_function_that_has_changed_its_argument_is_not_run_again(mode: Mode, t
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_default_that_has_no_form_yet_does_not_keep_a_command_from_being_declared(stage: Stage, is_new: bool) -> None:
+def test_a_default_that_cannot_be_encoded_yet_does_not_prevent_the_declaration(stage: Stage, is_new: bool) -> None:
     """As where its codec asks what is opened after the import: each call asked it, and still does."""
     rates: dict[Fraction, int] = {}
     codec = Codec(Fraction, encode=rates.__getitem__, decode=Fraction)

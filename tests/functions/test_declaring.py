@@ -160,7 +160,7 @@ def test_a_wrong_policy_is_refused(options: dict[str, Any], says: str) -> None:
         declare(charge, **options)
 
 
-def test_a_name_and_an_engine_come_first() -> None:
+def test_a_declaration_needs_an_engine_and_a_name() -> None:
     with pytest.raises(ConfigurationError, match="a command needs a name"):
         command(ENGINE, "", **GIVEN)
     with pytest.raises(

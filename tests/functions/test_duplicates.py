@@ -172,7 +172,7 @@ class Story:
         return stage.command(charge, key="order", effects=self.effects, wait_seconds=0)
 
     def first(self, fault: Fault) -> tuple[Faults, Any, Any]:
-        """What the caller got; None if the caller was gone."""
+        """Return what the first caller got; None if it was gone."""
         faults = Faults(fault)
         faults.rest()
         path = str(self.folder / "semel.db")
@@ -196,7 +196,7 @@ class Story:
         return faults, told, faulty.backend
 
     def then(self, former: Any) -> Any:
-        """What a retry gets in the end, when the lease is over."""
+        """Return what a retry gets in the end, when the lease is over."""
         self.clock.advance(seconds=31)
         if self.where == "sqlite":
             former = sqlite_backend(SqliteDriver(str(self.folder / "semel.db"), synchronous="OFF", clock=self.clock))

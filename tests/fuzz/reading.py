@@ -20,7 +20,7 @@ class Choices:
         return int.from_bytes(self._take(size), "big")
 
     def pick(self, from_: Sequence[T]) -> T:
-        """One of at most 256 things."""
+        """Choose one of at most 256 things."""
         return from_[self.number() % len(from_)]
 
     def piece(self) -> bytes:
@@ -28,7 +28,7 @@ class Choices:
         return self._take(self.number())
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all bytes that are left."""
         return self._take(len(self._data))
 
     @property

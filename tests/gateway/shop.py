@@ -36,7 +36,7 @@ def act(effect: str) -> None:
 
 
 def die(wanted: Path) -> None:
-    """Where it is wanted, once."""
+    """Kill this process if the test wants that, once."""
     if wanted.exists():
         wanted.unlink()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -105,7 +105,7 @@ class Shop:
             return client.request(method, path, headers=headers, **options)
 
     def read_seen(self) -> list[dict[str, Any]]:
-        """What the services were sent so far."""
+        """Read the requests that the services have received so far."""
         file = self.folder / "seen.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -530,7 +530,7 @@ def test_bytes_in_text_metadata_are_replayed_unchanged() -> None:
     assert RpcEnd.of_answer(end.answer(frozenset({"receipt"}))) == end
 
 
-def test_an_object_whose_call_is_a_coroutine_is_a_method() -> None:
+def test_an_object_with_an_async_call_method_is_awaited() -> None:
     class Method:
         async def __call__(self, request: RequestInfo, context: Any) -> Status:
             return Status(message=f"paid {request.serving_data}")

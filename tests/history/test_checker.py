@@ -192,7 +192,7 @@ def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had ended is granted again after a while."""
+    """Let the store forget ended commands after a while and grant them again."""
     monkeypatch.setattr("semel.core.settle.retention", lambda now, answer, tombstone: (now + 1000, now + 1000))
     monkeypatch.setitem(decide.TABLE, decide.Situation.EXPIRED, decide.TABLE[decide.Situation.EXPIRED_NEW])
 
@@ -266,7 +266,7 @@ def test_the_search_agrees_with_trying_every_order() -> None:
 # --- reports ---
 
 
-def test_the_smallest_part_that_shows_it_is_found() -> None:
+def test_a_violation_is_reduced_to_its_smallest_history() -> None:
     operations = [copy(one) for one in story(8, operations=60)]
     assert double_win(operations, random.Random(8))
     found = linearize(operations, NOBODY_DIED)
@@ -312,7 +312,9 @@ DOUBLE: list[tuple[str, list[Operation], list[Effect]]] = [
 
 
 @pytest.mark.parametrize(("kind", "operations", "effects"), DOUBLE)
-def test_effects_and_answers(kind: str, operations: list[Operation], effects: list[Effect]) -> None:
+def test_effects_that_contradict_answers_are_violations(
+    kind: str, operations: list[Operation], effects: list[Effect]
+) -> None:
     history = History(effects=effects)
     history.keys["ab"] = operations
     assert {one.kind for one in check(history).violations} - {"not-linearizable"} == ({kind} if kind else set())

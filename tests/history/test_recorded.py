@@ -222,7 +222,7 @@ if os.fork() == 0:
     recorder.invoke("attempt", bytes(16), **words)
     os.kill(os.getpid(), 9)
 pid, status = os.wait()
-recorder.ended(pid)
+recorder.note_end(pid)
 print(pid)
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}

@@ -60,7 +60,7 @@ def start(folder: Path, *arguments: str, code: str | None = None, measured: bool
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60) -> str:
-    """Its output; in any case none of its processes is left."""
+    """Wait for the end and return the output; leave no process of it behind."""
     try:
         said = process.communicate(timeout=seconds)[1]
     finally:
@@ -137,7 +137,7 @@ def test_an_interrupted_soak_leaves_no_process_behind(tmp_path: Path) -> None:
     assert Summary.load(tmp_path).status == "running"
 
 
-def test_time_that_is_up(tmp_path: Path) -> None:
+def test_a_soak_ends_when_its_time_is_up(tmp_path: Path) -> None:
     process = start(tmp_path, *SHORT, "--kills", "100000", "--hours", "0.00001")
     said = finish(process)
     assert process.returncode == TIME_UP, said

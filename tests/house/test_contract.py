@@ -88,7 +88,7 @@ def _names(node: ast.expr) -> set[str]:
     }
 
 
-def test_nothing_switches_on_stores_but_where_it_is_listed() -> None:
+def test_only_listed_modules_switch_on_the_store() -> None:
     found = [
         switch
         for module in semel_modules().values()

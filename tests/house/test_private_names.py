@@ -389,7 +389,7 @@ def _sample(kind: type) -> Any:
 
 
 @pytest.mark.parametrize("entry", PRIVATE, ids=str)
-def test_a_private_name_is_still_there(entry: Private) -> None:
+def test_each_private_name_exists_in_the_installed_version(entry: Private) -> None:
     gone = set(entry.names) - names_of(entry.holder)
     if entry.library == "python":
         assert not gone, f"this Python has no {gone} in {entry.holder}; look at {entry.module}, {entry.look}"

@@ -122,7 +122,7 @@ def test_exported_names_are_found_where_a_lazy_root_puts_them() -> None:
 # --- honest tests ---
 
 
-def test_tests_neither_sleep_nor_step_aside() -> None:
+def test_tests_neither_sleep_nor_skip() -> None:
     found = [f"{place(path, line)} {what}" for path in TESTS for line, what in evasions(path.read_text("utf-8"))]
     assert found == []
 
@@ -185,11 +185,11 @@ def _is_turn_of_the_loop(call: ast.Call) -> bool:
         "from pytest import importorskip as need\nneed('redis')",
     ],
 )
-def test_an_evasion_is_reported(text: str) -> None:
+def test_a_sleep_or_a_skip_in_a_test_is_reported(text: str) -> None:
     assert list(evasions(text))
 
 
-def test_a_turn_of_the_loop_is_no_evasion() -> None:
+def test_a_sleep_of_zero_is_allowed_in_tests() -> None:
     assert list(evasions("import asyncio\nasync def f(): await asyncio.sleep(0)\nskip = sleep = 1\nskip + sleep")) == []
 
 

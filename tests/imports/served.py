@@ -1,4 +1,4 @@
-"""A Flask shop with imports, for gunicorn: ``tests.imports.served:served()``."""
+"""A Flask shop with imports, for gunicorn: ``tests.imports.served:make_app()``."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Nursery:
         return json.loads(self.process.stdout.readline())
 
     def end_leases(self) -> None:
-        """As if the dead had been dead for longer than their leases."""
+        """End the leases, as if the killed processes had died longer ago."""
         self.home.fetch("UPDATE semel_import SET next_at = 0")
         self.home.fetch("UPDATE semel_record SET lease_until = 1 WHERE state = 1")
 

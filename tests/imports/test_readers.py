@@ -97,7 +97,7 @@ def test_a_file_without_readable_rows_states_why(form: Format, file: bytes, code
     assert unreadable.value.code == code
 
 
-def test_lines_that_end_in_a_carriage_return_alone_are_told_as_such() -> None:
+def test_lines_that_end_in_a_lone_carriage_return_are_refused() -> None:
     with pytest.raises(UnreadableFile, match="a line ends in a carriage return alone; end lines in LF or CR LF"):
         read(Csv(), b"a,b\r1,2\r")
 

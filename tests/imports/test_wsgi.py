@@ -335,7 +335,7 @@ def test_several_imports_share_the_query_paths(tmp_path: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("gunicorn")
     sqlite_home(str(folder / "shop.db"))
-    with serving(folder, *GUNICORN, "tests.imports.served:served()") as made:
+    with serving(folder, *GUNICORN, "tests.imports.served:make_app()") as made:
         yield made
 
 

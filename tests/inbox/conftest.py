@@ -38,7 +38,7 @@ class Consumer:
         return reply
 
     def tell(self, name: str, *given: Any, **named: Any) -> Any:
-        """What one of its other methods answers."""
+        """Return what one of its other methods answers."""
         reply = getattr(self.inbox, name)(*given, **named)
         return reply if self.runner is None else self.runner.run(reply)
 

@@ -40,7 +40,7 @@ class Told(Middleware):
 
 def application(port: int, inbox: Inbox, *, dies: bool = False) -> tuple[RedisBroker, Any]:
     """The broker, and its one actor: 3 fails once, 4 always, and 5 continues to the actor `after`."""
-    # A worker that was not heard of for half a second is dead, and everybody looks for such at once.
+    # A worker without a heartbeat for half a second counts as dead, and all workers look for such ones at once.
     broker: Any = RedisBroker(host="127.0.0.1", port=port, heartbeat_timeout=500, maintenance_chance=1_000_000)  # type: ignore[no-untyped-call]
     broker.add_middleware(InboxMiddleware())
     broker.add_middleware(Told(dies=dies))

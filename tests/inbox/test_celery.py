@@ -243,7 +243,7 @@ def test_a_task_that_retries_itself_is_sent_again_once(inbox: Inbox, home: Home)
 
 @pytest.mark.parametrize("reason", [ValueError("no luck"), None])
 def test_a_task_that_retries_itself_has_failed_once_it_is_parked(inbox: Inbox, reason: Exception | None) -> None:
-    """Otherwise it would read RETRY for ever, and whoever waits for its result would."""
+    """Otherwise its state would stay RETRY, and a caller of get() would wait for ever."""
     app = Celery(broker="memory://", set_as_current=False)
 
     @app.task(base=inbox_task(inbox), shared=False, bind=True)  # type: ignore[untyped-decorator]

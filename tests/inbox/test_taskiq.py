@@ -47,7 +47,7 @@ class Redelivers(AsyncBroker):
         return AckableMessage(data=self.kept[number], ack=ack)
 
     async def deliver(self) -> None:
-        """All that is kept, through Taskiq's own receiver."""
+        """Deliver all stored messages through Taskiq's own receiver."""
         receiver = Receiver(self, max_async_tasks=1)
         async for message in self.listen():
             await receiver.callback(message)

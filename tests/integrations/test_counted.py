@@ -87,7 +87,9 @@ def test_codings_parameters_and_digests(serve: Serve, framework: str, engine: As
 
 
 @BOTH
-def test_a_body_that_does_not_count(serve: Serve, framework: str, engine: AsyncEngine) -> None:
+def test_a_body_outside_the_fingerprint_does_not_make_another_command(
+    serve: Serve, framework: str, engine: AsyncEngine
+) -> None:
     web = make_web(serve, framework, engine, policy={"fingerprint": NoBody(), "json": "any"})
     assert web.call("/pay", b"one", headers=JSON).status == 201
     assert web.call("/pay", b"two", headers=JSON).replayed

@@ -32,7 +32,7 @@ class Unreachable(Exception):
 
 
 class Moved(Exception):
-    """It says its own status, as an HTTPException does."""
+    """An error with its own status, like an HTTPException."""
 
     status_code = 303
 

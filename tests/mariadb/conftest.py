@@ -58,7 +58,7 @@ class Writes:
 
 
 def writes_of(permit: Permit) -> Writes:
-    """What a handler writes on; nothing where its command is not ATOMIC."""
+    """Return what a handler writes on; None if its command is not ATOMIC."""
     return Writes(permit.connection if permit.unit is not None else None)
 
 
@@ -109,7 +109,7 @@ class Outside:
         return [state for (state,) in self.fetch("SELECT state FROM semel_record ORDER BY seq")]
 
     def others(self) -> list[int]:
-        """The connections of everybody else to this database."""
+        """All other connections to this database."""
         return [
             id
             for (id,) in self.fetch(

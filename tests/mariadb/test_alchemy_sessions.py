@@ -63,7 +63,7 @@ def test_a_session_on_a_unit_commits_with_it_or_not_at_all(
             handler = never
 
 
-def test_what_was_written_before_the_session_is_kept(fellow: Fellow, outside: Outside, is_new: bool) -> None:
+def test_writes_before_the_session_are_committed(fellow: Fellow, outside: Outside, is_new: bool) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert(5)
         talk = session_of(permit)

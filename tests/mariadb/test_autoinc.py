@@ -155,7 +155,7 @@ def change(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
 
 class TestBesideAnothersStatement:
     @pytest.mark.parametrize("what", [PLAIN, WHAT], ids=["external", "atomic"])
-    def test_a_claim_is_made_once_that_has_ended(
+    def test_a_claim_waits_for_the_auto_inc_lock_and_is_written_once(
         self, what: Any, fellow: Fellow, filling: Filling, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rows, "WAIT_SECONDS", 0)  # the claim of an external command would wait for a second
@@ -164,7 +164,7 @@ class TestBesideAnothersStatement:
         assert outside.rows() == ([1] if what is WHAT else [])
         assert outside.states[-1] == State.SUCCEEDED
 
-    def test_a_claim_that_was_never_made_has_done_nothing(
+    def test_a_claim_that_never_gets_the_auto_inc_lock_writes_nothing(
         self, fellow: Fellow, filling: Filling, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         change(monkeypatch, "AUTOINC_TRIES_MAX", 3)
@@ -174,7 +174,7 @@ class TestBesideAnothersStatement:
         filling.stop(outside)
         assert fellow.run(WHAT, insert_and_answer).answer == MADE
 
-    def test_a_joined_claim_is_made_once_that_has_ended(
+    def test_a_joined_claim_waits_for_the_auto_inc_lock_and_is_written_once(
         self, user: User, filling: Filling, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         change(monkeypatch, "AUTOINC_PAUSE", STOP.format(id=filling.id))
@@ -184,7 +184,7 @@ class TestBesideAnothersStatement:
         assert user.join(lambda: None)
         assert outside.rows() == [1, 2]
 
-    def test_a_joined_claim_that_was_never_made_leaves_what_the_user_wrote(
+    def test_a_joined_claim_that_never_gets_the_auto_inc_lock_keeps_the_users_writes(
         self, user: User, filling: Filling, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         change(monkeypatch, "AUTOINC_TRIES_MAX", 2)
@@ -194,7 +194,7 @@ class TestBesideAnothersStatement:
         user.say("commit")
         assert outside.rows() == [1]
 
-    def test_a_deadlock_with_it_is_told_as_one(
+    def test_a_deadlock_with_the_auto_inc_lock_is_reported_as_a_deadlock(
         self, first: None, user: User, server: MariadbServer, outside: Outside
     ) -> None:
         """MariaDB reports none, and goes on as if the user's transaction was open: a claim in it would commit alone."""
@@ -210,7 +210,7 @@ class TestBesideAnothersStatement:
         assert (outside.rows(), len(outside.states)) == ([], 1)
 
 
-def test_a_claim_is_said_again_after_a_pause_and_not_for_ever() -> None:
+def test_a_claim_is_repeated_after_pauses_up_to_a_limit() -> None:
     talk = converse(lambda: MariadbStore().claim(CLAIMS), None, 10_000_000)
     busy = MariadbRefused(1467, "Failed to read auto-increment value from storage engine")
     text = next(talk)

@@ -15,6 +15,6 @@ pytestmark = MARK
 @pytest.mark.parametrize("page", [1, 2])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", ["keys_of_different_scopes_never_meet", "states_are_counted"])
-def test_pages_add_up(name: str, mode: Mode, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_by_page_add_up(name: str, mode: Mode, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semel.stores.sql.lapsed_scan.COUNTED_AT_ONCE", page)
     conformance.run(name, lambda clock: mariadb_subject(mariadb(), clock), mode)

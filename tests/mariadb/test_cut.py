@@ -98,7 +98,7 @@ class TestPastTheDeadline(OnLoops):
     def test_a_session_of_another_node_is_left_alone(
         self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Behind one address of several servers: there, its number is somebody else's."""
+        """Behind one address of several servers: on the others its number belongs to another session."""
 
         async def handler(permit: Permit, db: Writes) -> Answer:
             await db.insert()
@@ -111,10 +111,10 @@ class TestPastTheDeadline(OnLoops):
         [(id,)] = sleeping(outside)
         outside.fetch(f"KILL CONNECTION {id}")
 
-    def test_a_session_that_a_proxy_numbers_is_left_alone(
+    def test_no_kill_is_sent_to_a_session_id_that_a_proxy_assigned(
         self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Such as ProxySQL or MaxScale: on the server behind it, that number is somebody else's."""
+        """Such as ProxySQL or MaxScale: on the server behind it, that number belongs to another session."""
         greeting = protocol.GREETING.replace("CONNECTION_ID()", "1 + CONNECTION_ID()")
         monkeypatch.setattr(protocol, "GREETING", greeting)
 
@@ -162,7 +162,7 @@ def test_a_connection_that_the_server_ended_may_leave_writes_in_a_table_without_
         fellow.run(WHAT, never)
 
 
-def test_a_command_after_another_was_cut_finds_a_connection(fellow: Fellow, outside: Outside) -> None:
+def test_lost_connections_do_not_exhaust_the_pool(fellow: Fellow, outside: Outside) -> None:
     async def is_killed(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         [(id,)] = await db.execute("SELECT CONNECTION_ID()")

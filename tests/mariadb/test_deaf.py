@@ -43,7 +43,7 @@ class Deaf:
 
 
 class DeafAndLate(Deaf):
-    """It is connected in the moment in which it is given up."""
+    """Ignores the cancellations, and connects at the moment in which its caller gives up."""
 
     opens = True
 

@@ -48,7 +48,9 @@ FOR_NOW = {
 
 
 @pytest.mark.parametrize("why", FOR_NOW)
-def test_a_handler_that_the_server_stopped_for_now_may_be_retried(fellow: Fellow, outside: Outside, why: str) -> None:
+def test_a_handler_stopped_by_a_temporary_server_error_may_be_retried(
+    fellow: Fellow, outside: Outside, why: str
+) -> None:
     async def is_stopped(db: Writes) -> None:
         await db.insert()
         await db.execute(FOR_NOW[why])

@@ -29,7 +29,7 @@ ERRORS = (pymysql.MySQLError, asyncmy.errors.MySQLError)
 
 
 class Left:
-    """What is still under way when its handler has ended: in a task, or in a thread."""
+    """Work that still runs when its handler has ended: in a task, or in a thread."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
@@ -86,7 +86,7 @@ def left(fellow: Fellow, outside: Outside) -> Any:
 
 
 def check_others(fellow: Fellow, outside: Outside) -> None:
-    """The next commands are told what is theirs."""
+    """The next commands get their own replies."""
 
     async def other(permit: Permit, db: Writes) -> Answer:
         rows = await db.execute("SELECT 7 FROM semel_record")  # its own claim's

@@ -60,7 +60,7 @@ def consumer(kind: str, home: Home) -> Iterator[Consumer]:
 
 
 async def log(connection: Any, n: int) -> None:
-    """One row that no rollback takes back."""
+    """Write one row that no rollback undoes."""
     done = connection.cursor().execute(f"INSERT INTO log VALUES ({n})")
     if isinstance(done, Awaitable):
         await done

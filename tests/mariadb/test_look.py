@@ -38,12 +38,12 @@ def run(outside: Outside) -> looks.Run:
     return run
 
 
-def test_it_reads_the_columns_of_the_rules() -> None:
+def test_the_look_reads_the_columns_of_the_rules() -> None:
     columns = SQL["look_kept"].text.partition(">> 57 = 0,")[2].partition("FROM")[0]
     assert tuple(name.strip() for name in columns.split(",")) == KEPT_COLUMNS
 
 
-def test_it_finds_what_the_rules_find(fellow_with_answers: Fellow) -> None:
+def test_the_look_agrees_with_the_rules(fellow_with_answers: Fellow) -> None:
     looks.assert_it_finds_what_the_rules_find(fellow_with_answers)
 
 

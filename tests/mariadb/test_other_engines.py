@@ -82,7 +82,7 @@ class Rival:
             self._cursor.execute("DELETE FROM effect WHERE n = 1")
 
     def meet(self, outside: Outside) -> None:
-        """Wait for the handler's row; whoever wants one of this one's rows then closes the circle."""
+        """Wait for the handler's row: a transaction that then wants one of our rows completes the deadlock."""
         self._thread.start()
         waiting = (
             "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'DELETE FROM effect%'"

@@ -69,7 +69,7 @@ def read(fellow: Fellow, claims: Sequence[Claim] = CLAIMS) -> list[Record]:
 @MARK
 class TestOnServer:
     @pytest.mark.parametrize("differing", BATCHES)
-    def test_claims_write_what_the_rules_say(self, differing: str, fellow: Fellow) -> None:
+    def test_a_batch_of_claims_writes_the_rows_of_the_rules(self, differing: str, fellow: Fellow) -> None:
         claims = BATCHES[differing]
         verdicts = claim(fellow, claims)
         rows = read(fellow, claims)
@@ -79,7 +79,7 @@ class TestOnServer:
         assert claim(fellow, claims) == verdicts  # said twice, as after a lost reply
 
     @pytest.mark.parametrize("differing", ANSWERS)
-    def test_answers_write_what_the_rules_say(self, differing: str, fellow: Fellow) -> None:
+    def test_a_batch_of_settlements_writes_the_rows_of_the_rules(self, differing: str, fellow: Fellow) -> None:
         granted = [verdict.grant for verdict in claim(fellow)]
         before = read(fellow)
         said = [settlement(grant, answer=answer) for grant, answer in zip(granted, ANSWERS[differing], strict=True)]
@@ -101,7 +101,9 @@ class TestOnServer:
         assert [type(verdict) for verdict in verdicts] == [Replay, InProgress, *[Proceed] * (COUNT - 2)]
         assert read(fellow)[1].nonce == second.grant.nonce
 
-    def test_one_that_lost_its_lease_is_told_and_the_others_are_settled(self, fellow: Fellow, outside: Outside) -> None:
+    def test_a_superseded_settlement_does_not_stop_the_rest_of_its_batch(
+        self, fellow: Fellow, outside: Outside
+    ) -> None:
         said = [settlement(verdict.grant) for verdict in claim(fellow)]
         outside.fetch(f"UPDATE semel_record SET fence = fence + 1 WHERE id = x'{CLAIMS[4].id.hex()}'")
         replies = settle(fellow, said)
@@ -152,7 +154,7 @@ def test_a_batch_that_fits_into_no_packet_is_divided() -> None:
     assert len(parts) + FRAME <= len(whole)
 
 
-def test_answers_that_a_lock_kept_waiting_are_rolled_back_before_they_are_said_again() -> None:
+def test_settlements_that_time_out_on_a_lock_are_rolled_back_before_the_retry() -> None:
     said = [settlement(first_grant(claim, 1)) for claim in CLAIMS]
     talk = converse(lambda: MariadbStore().settle(said), None, 10_000_000)
     assert "BEGIN NOT ATOMIC" in next(talk)

@@ -35,7 +35,7 @@ def test_the_unchanged_code_passes(part: str, monkeypatch: pytest.MonkeyPatch) -
     assert PARTS[part]() is None
 
 
-# The seven that everybody thinks of first, and what they are called here.
+# The seven classic mistakes, and their names here.
 NAMED = {
     "drop the fence check": "drop-fence-check",
     "complete before the effect": "complete-before-the-effect",
@@ -78,7 +78,7 @@ def test_a_survivor_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "1 mutants, 0 found" in said
 
 
-def test_the_parts_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_tried_against_one_part_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("orders", 3, "interleavings", "seen")
     parts = dict.fromkeys(PARTS, lambda: None) | {"orders": lambda: finding, "http": lambda: finding}
     monkeypatch.setattr("verification.mutants.catalogue.PARTS", parts)
@@ -96,7 +96,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert (document["mutant"], document["found"]) == ("5xx-is-final", True)
 
 
-def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_names_and_refuses_unknown_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)
     with pytest.raises(SystemExit, match="2"):

@@ -43,7 +43,7 @@ def disk(home: Path, store: str, setting: str) -> Iterator[None]:
 
 
 def log_of(home: Path) -> Path:
-    """Where the log of a server is mounted that has a file system for it."""
+    """Return where the log of a server with its own file system is mounted."""
     return home / "log"
 
 

@@ -102,7 +102,7 @@ def play_line(folder: Path, line: Line, seed: int) -> dict[str, Any]:
 
 
 def find_violation(line: Line, verdict: dict[str, Any]) -> str | None:
-    """What the documents do not allow of this; None where all is as they say."""
+    """Return what the documents do not allow of this; None if all is as they say."""
     if verdict["undecided"]:
         return f"undecided: {verdict['undecided']}"
     if verdict["after"] < AFTER or not verdict["effects"]:

@@ -92,7 +92,7 @@ class Server:
 
 
 def server_killed(stage: Stage, server: Server, how: signal.Signals = signal.SIGKILL) -> Verdict:
-    """All processes of the server, at once; then it is started again on its folder."""
+    """Kill all processes of the server at once, then start it again on its folder."""
 
     def nemesis() -> None:
         server.crash(how)
@@ -105,7 +105,7 @@ def server_killed(stage: Stage, server: Server, how: signal.Signals = signal.SIG
 
 
 def backend_killed(stage: Stage, server: Server) -> Verdict:
-    """One process that serves a worker: PostgreSQL ends all of them, and recovers."""
+    """Kill one process that serves a worker: PostgreSQL ends all of them, and recovers."""
 
     def nemesis() -> None:
         postmaster = server_of(server.running.pid)

@@ -36,7 +36,7 @@ def play(module: str, folder: Path, *, seconds: float = 600, **options: Any) -> 
 
 
 def read_arguments() -> dict[str, Any]:
-    """What the test has given to this script."""
+    """Return the arguments that the test has given to this script."""
     options: dict[str, Any] = json.loads(sys.argv[1])
     return options
 

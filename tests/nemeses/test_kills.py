@@ -26,7 +26,9 @@ SERVERS: dict[str, Callable[[], str]] = {
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("store", ["postgresql", "redis", pytest.param("mariadb", marks=mariadb.MARK)])
-def test_two_hundred_kills(tmp_path: Path, store: str, record_property: Callable[[str, object], None]) -> None:
+def test_two_hundred_kills_violate_nothing(
+    tmp_path: Path, store: str, record_property: Callable[[str, object], None]
+) -> None:
     rounds: Any = play("kills", tmp_path, url=SERVERS[store](), kills=KILLS, seed=2026)
 
     hits, operations, effects = (sum(each[name] for each in rounds) for name in ("kills", "operations", "effects_made"))

@@ -19,7 +19,7 @@ ALL = (*SOUND, *RISKY, *LOSING)
 SOAK = "(`make soak`)"
 
 
-def test_the_documents_have_a_line_for_each() -> None:
+def test_the_page_of_nemeses_has_a_line_for_each_scenario() -> None:
     page = (ROOT / "docs" / "nemeses.md").read_text("utf-8")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
     told = {(line[0], line[1], line[2], line[3]): line[4] for line in lines if len(line) == 5}
@@ -56,7 +56,7 @@ def test_no_invariant_is_violated(tmp_path: Path, line: Line, record_property: C
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("line", cases(RISKY))
-def test_only_the_last_moment_is_lost(
+def test_a_risky_setting_loses_only_the_last_moment(
     tmp_path: Path, line: Line, record_property: Callable[[str, object], None]
 ) -> None:
     as_the_documents_say(tmp_path, line, record_property)

@@ -18,7 +18,7 @@ HELD = {State.CLAIMED, State.PROCESSING, State.SUCCEEDED, State.UNKNOWN}
 
 
 def read_states(world: World) -> list[tuple[bytes, int]]:
-    """What the records say; the operations must say the same."""
+    """Return the states of the records, which the operations must share."""
     with world.outside() as execute:
         records = execute("SELECT operation_id, state FROM semel_record ORDER BY operation_id")
         operations = execute("SELECT operation_id, state FROM semel_operation ORDER BY operation_id")
@@ -30,7 +30,9 @@ def read_states(world: World) -> list[tuple[bytes, int]]:
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda each: str(getattr(each, "value", each)))
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_both_or_neither_at_every_ask(effects: str, kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+def test_record_and_operation_are_written_together_under_each_fault(
+    effects: str, kind: Kind, when: When, once: bool, tmp_path: Path
+) -> None:
     policy = Policy(effects="atomic" if effects == "atomic" else "external")
     for fault in every_fault(kind, when, once=once):
         world = World("sqlite", tmp_path / str(fault.n))
@@ -61,7 +63,7 @@ def test_both_or_neither_at_every_ask(effects: str, kind: Kind, when: When, once
 
 
 def end_story(world: World, policy: Policy, act: object) -> None:
-    """Everybody asks again when the lease is over: the first key, and another one with the same reference."""
+    """When the lease is over, both retry: the first key, and another one with the same reference."""
     world.clock.advance(seconds=31)
     shell = world.shell()
     for key in ("a", "b", "a"):

@@ -87,7 +87,7 @@ def test_an_unknown_scope_of_references_is_refused() -> None:
         Policy(reference_scope="world")  # type: ignore[arg-type]
 
 
-def test_while_it_runs_another_key_is_refused(each: World) -> None:
+def test_another_key_with_the_reference_is_refused_while_the_command_runs(each: World) -> None:
     shell, other = each.shell(), each.shell()
     permit = shell.permit(paying("a"))
     assert other.claim(paying("b")) == InProgress(permit.grant.operation_id, permit.claim.terms.lease_us)

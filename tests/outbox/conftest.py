@@ -38,7 +38,7 @@ class Place:
         self.url = url
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """What is committed."""
+        """Return the committed rows."""
         if self.kind == SQLITE:
             with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
                 return connection.execute(query).fetchall()
@@ -103,7 +103,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture(params=[SQLITE, POSTGRES])
 def quick_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where the third database would show nothing new."""
+    """A place in each of two databases, for tests in which the third would show nothing new."""
     return make_place(request.param, tmp_path)
 
 

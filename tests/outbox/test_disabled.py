@@ -49,7 +49,7 @@ def ids_of(server: HttpReceiver) -> list[str]:
 
 
 async def relay_once(place: Place, *receivers: Receiver) -> None:
-    """One pass of a relay of a new process."""
+    """Run one pass of a relay in a new process."""
     async with AsyncEngine.connect(place.url) as engine:
         sink = Receivers(engine, receivers, wait_seconds=30)
         await Relay(engine, sink).run_once()

@@ -367,7 +367,7 @@ def test_idle_relays_and_one_with_another_sink_see_each_other(
     assert len([each for each in caplog.records if "another sink" in each.getMessage()]) == 4
 
 
-def test_a_relay_that_leaves_does_not_hide_idle_ones(open_backend: OpenBackend) -> None:
+def test_a_relay_that_leaves_does_not_hide_the_idle_relays(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         all = Relays(open_backend)
         fleet = all.fleet

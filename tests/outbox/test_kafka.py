@@ -25,7 +25,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[kafka.Cluster]:
 
 
 async def records(cluster: kafka.Cluster, count: int) -> list[Any]:
-    """What a consumer finds in the topic, from its beginning."""
+    """Return what a consumer finds in the topic, from its beginning."""
     client = AIOKafkaConsumer("orders", bootstrap_servers=cluster.servers, auto_offset_reset="earliest")
     await client.start()
     try:

@@ -26,7 +26,7 @@ class Ran:
 
     @property
     def words(self) -> str:
-        """Its output without its line breaks."""
+        """Return its output without its line breaks."""
         return " ".join(self.out.split())
 
 

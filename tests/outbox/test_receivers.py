@@ -68,7 +68,7 @@ def engine_events(engine: AsyncEngine) -> Events:
 
 
 async def relay_once(place: Place, shore: Shore, *receivers: Receiver, **options: Any) -> Relay:
-    """One pass of a relay over what is there."""
+    """Run one pass of a relay over the stored events."""
     async with AsyncEngine.connect(place.url) as engine:
         sink = Receivers(engine, receivers, connect=shore.connect, **options)
         relay = Relay(engine, sink)

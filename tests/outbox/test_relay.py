@@ -30,7 +30,7 @@ def run_story(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(story)
 
 
-def test_everything_arrives_once_in_order_and_is_marked(place: Place) -> None:
+def test_each_event_is_published_once_in_order_and_marked(place: Place) -> None:
     made = place.fill(230, aggregates=7)
     broker = Broker()
 

@@ -193,7 +193,7 @@ class Bystander:
 def interrupt(
     store: Store, kind: Kind, by: By, *, times: int, seed: int = 0, bystanders: int = 2, hurry: float = 0.03
 ) -> Round:
-    """One round: ``times`` interruptions, each within ``hurry`` seconds of the last one's end.
+    """Run one round: ``times`` interruptions, each within ``hurry`` seconds of the last one's end.
 
     Parameters: ``by`` "signal" only in the main thread.
     """

@@ -42,7 +42,7 @@ class Store:
 
 
 def execute(connection: Any, statement: str) -> list[Any]:
-    """One statement on a connection of any of the libraries; its rows."""
+    """Run one statement on a connection of any of the libraries; return its rows."""
     cursor = connection.cursor()
     cursor.execute(statement)
     return list(cursor.fetchall()) if cursor.description else []

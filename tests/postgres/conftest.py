@@ -67,7 +67,7 @@ class Writes:
 
 
 def writes_of(permit: Permit) -> Writes:
-    """What a handler writes on; nothing where its command is not ATOMIC."""
+    """Return what a handler writes on; None if its command is not ATOMIC."""
     return Writes(permit.connection if permit.unit is not None else None)
 
 

@@ -80,7 +80,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("differs", OTHERS)
-def test_claims_in_other_terms_are_not_alike(differs: str) -> None:
+def test_claims_with_different_terms_are_not_batched_as_alike(differs: str) -> None:
     """Those of other callers and operations are, in the names of each."""
     other, in_terms = OTHERS[differs]
     found = claims_alike(LIKE, None)
@@ -91,7 +91,7 @@ def test_claims_in_other_terms_are_not_alike(differs: str) -> None:
     assert mixed is None or not mixed[0]
 
 
-def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
+def test_claims_write_the_same_rows_alone_and_in_any_batch(make_fellow: Callable[..., Fellow]) -> None:
     fellow, odd = make_fellow(), scope(caller=ODD)
     alone, *alike, in_terms, mixed = [attempt(f"k{number}", request=number, within=odd) for number in range(6)]
     found = claim_all(fellow, [alone]) + claim_all(fellow, alike)
@@ -106,7 +106,7 @@ def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fello
         assert all(getattr(row, name) == getattr(claim, name) for name in KEPT_BY[:5])
 
 
-def test_settlements_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
+def test_settlements_write_the_same_rows_alone_and_in_any_batch(make_fellow: Callable[..., Fellow]) -> None:
     fellow = make_fellow()
     claims = [attempt(f"k{number}", request=number) for number in range(6)]
     grants = [verdict.grant for verdict in claim_all(fellow, claims)]
@@ -141,7 +141,7 @@ def test_settlements_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_settlements_that_differ_in_more_than_their_own_columns_are_not_alike(other: dict[str, Any]) -> None:
+def test_settlements_with_different_common_columns_are_not_batched_as_alike(other: dict[str, Any]) -> None:
     settlements = [settlement(first_grant(claim, 1)) for claim in LIKE]
     assert settlements_alike(settlements) is not None
     assert settlements_alike([*settlements, settlements[0]._replace(id=b"x" * 16, **other)]) is None

@@ -183,7 +183,7 @@ def test_a_batch_of_claims_on_a_read_only_server_is_answered_one_by_one(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where the server's own user may go, which is not so in pytest's folders."""
+    """A folder that the server's own user may enter, unlike pytest's folders."""
     with TemporaryDirectory(prefix="semel-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
@@ -231,7 +231,7 @@ def test_a_hot_standby_replays(make_fellow: MakeFellow, folder: Path) -> None:
 
 
 async def _close_connections(fellow: Fellow) -> None:
-    """Its connections are made anew."""
+    """Close its connections: the next command makes new ones."""
     done = fellow.engine.close()
     if done is not None:
         await done

@@ -29,7 +29,7 @@ async def other(permit: Permit, db: Writes) -> Answer:
 
 
 async def _end(fellow: Fellow) -> int:
-    """As a server does that shuts down, a moment before it closes its side."""
+    """End the session as a server does that shuts down, a moment before it closes its side."""
     driver, units = fellow.engine.backend.driver, fellow.engine.backend.unit_async.__self__
     idle = [each.connection for each in driver._loop()._connections.idle] + units.lifo.idle
     for connection in idle:

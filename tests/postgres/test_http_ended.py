@@ -58,7 +58,9 @@ FOR_NOW = {"lock_timeout": "55P03", "a serialization failure": "40001", "a deadl
 
 
 @pytest.mark.parametrize("why", ["statement_timeout", *FOR_NOW])
-def test_a_handler_that_the_server_stopped_for_now_may_be_retried(fellow: Fellow, outside: Outside, why: str) -> None:
+def test_a_handler_stopped_by_a_temporary_server_error_may_be_retried(
+    fellow: Fellow, outside: Outside, why: str
+) -> None:
     said = [f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{FOR_NOW[why]}'; END $$"] if why in FOR_NOW else SLOW
 
     async def is_stopped(db: Writes) -> None:
@@ -147,7 +149,9 @@ def test_a_deferred_constraint_is_the_applications_failure(fellow: Fellow, outsi
 
 
 @pytest.mark.parametrize("how", ["a failed statement", "a rollback of its own"])
-def test_a_handler_that_goes_on_is_the_applications_failure(fellow: Fellow, outside: Outside, how: str) -> None:
+def test_a_handler_that_continues_after_a_rollback_fails_as_the_applications_error(
+    fellow: Fellow, outside: Outside, how: str
+) -> None:
     async def goes_on(db: Writes) -> None:
         await db.insert()
         if how == "a rollback of its own":

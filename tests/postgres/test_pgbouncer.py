@@ -37,7 +37,7 @@ def through() -> str:
 
 
 @pytest.mark.parametrize("name", conformance.CASES)
-def test_the_contract_through_it(name: str, through: str) -> None:
+def test_the_contract_through_pgbouncer(name: str, through: str) -> None:
     turns: list[tuple[Mode, bool]] = [("sync", False), ("async", False), ("async", True)]
     mode, asyncpg = turns[[*conformance.CASES].index(name) % 3]
 

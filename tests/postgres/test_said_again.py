@@ -41,7 +41,7 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
 def test_a_claim_that_may_have_landed_is_not_refused_if_its_retry_is(
     make_fellow: MakeFellow, outside: Outside, relay: Relay
 ) -> None:
-    """Somebody else is asked the second time, and takes no writes."""
+    """The second attempt reaches another server, which takes no writes."""
     role = f"said_{schema()}"
     outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
     outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
@@ -51,7 +51,7 @@ def test_a_claim_that_may_have_landed_is_not_refused_if_its_retry_is(
     relay.lose("reply", CLAIM)
     with pytest.raises(StoreTimeout, match="read-only"):
         fellow.run(command("lost"), never)
-    assert outside.states == [State.SUCCEEDED, State.PROCESSING]  # nobody can release it yet
+    assert outside.states == [State.SUCCEEDED, State.PROCESSING]  # it cannot be released yet
     outside.connection.execute(f"ALTER ROLE {role} RESET ALL")
     outside.connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
     fellow.tell(_close(fellow))

@@ -51,7 +51,7 @@ def test_a_handlers_commit_is_not_undone_by_its_later_rollback(fellow: Fellow, o
 
 @pytest.mark.parametrize("kind", PSYCOPGS)
 @pytest.mark.parametrize("word", ["commit", "rollback"])
-def test_inside_a_transaction_block_psycopg_refuses_both_as_it_always_does(
+def test_psycopg_refuses_commit_and_rollback_inside_a_transaction_block(
     fellow: Fellow, outside: Outside, word: str
 ) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:

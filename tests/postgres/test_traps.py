@@ -85,7 +85,7 @@ def test_a_table_that_was_empty_when_it_was_analyzed_is_not_scanned_for_ever(
 
 
 async def _end_connections(fellow: Fellow) -> None:
-    """Its connections end, and so report what they did."""
+    """End its connections, so that they report their statistics."""
     done = fellow.engine.close()
     if done is not None:
         await done

@@ -30,7 +30,7 @@ async def handler(permit: Permit, db: Writes) -> Answer:
 
 
 def look_at(watch: Watch) -> tuple[bool, bool]:
-    """Whether it is free, and whether it is over."""
+    """Return whether the watch is free, and whether it is over."""
     return watch.is_free(asyncio.get_running_loop()), watch.is_over
 
 
@@ -42,7 +42,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield here, there
 
 
-def test_it_tells_each_time_that_something_can_be_read() -> None:
+def test_a_watch_reports_each_time_that_the_socket_is_readable() -> None:
     async def story() -> None:
         with pair() as (here, there):
             watch = Watch(asyncio.get_running_loop(), here.fileno())
@@ -66,14 +66,14 @@ def test_it_tells_each_time_that_something_can_be_read() -> None:
     asyncio.run(story())
 
 
-def test_it_ends_where_nobody_awaits_what_can_be_read() -> None:
+def test_a_watch_ends_if_no_waiter_reads_a_readable_socket() -> None:
     """A server that goes away would keep the loop busy: its end can be read for ever."""
 
     async def story() -> None:
         with pair() as (here, there):
             watch = Watch(asyncio.get_running_loop(), here.fileno())
             there.close()
-            for _ in range(10):  # turns of the loop: two of them find what nobody awaits
+            for _ in range(10):  # turns of the loop: two of them find data that no answer awaits
                 await asyncio.sleep(0)
             assert watch.is_over
 
@@ -82,7 +82,7 @@ def test_it_ends_where_nobody_awaits_what_can_be_read() -> None:
     assert os.listdir("/dev/fd") == before
 
 
-def test_it_may_outlive_its_loop_and_its_socket() -> None:
+def test_a_watch_may_outlive_its_loop_and_its_socket() -> None:
     async def begin() -> Watch:
         with pair() as (here, _):
             return Watch(asyncio.get_running_loop(), here.fileno())
@@ -96,7 +96,7 @@ def test_it_may_outlive_its_loop_and_its_socket() -> None:
     assert os.listdir("/dev/fd") == before
 
 
-def test_who_waits_is_woken_by_its_end() -> None:
+def test_ending_the_watch_wakes_its_waiter() -> None:
     async def story() -> None:
         with pair() as (here, _):
             watch = Watch(asyncio.get_running_loop(), here.fileno())
@@ -127,7 +127,7 @@ def test_a_forked_child_ends_none_of_its_parents(make_loop: Callable[[], asyncio
 
 
 @LOOPS
-def test_notices_and_notifications_that_nobody_awaits_take_nothing_from_the_next_answer(
+def test_unawaited_notices_and_notifications_do_not_delay_the_next_answer(
     make_loop: Callable[[], asyncio.AbstractEventLoop], conninfo: str, outside: Outside
 ) -> None:
     async def story() -> None:
@@ -188,7 +188,7 @@ def test_a_connection_that_another_task_closes_ends_the_wait(
         runner.run(story())
 
 
-def test_a_connection_may_be_lent_to_another_loop(conninfo: str) -> None:
+def test_a_connection_may_be_used_by_another_loop(conninfo: str) -> None:
     async def ask(connection: PatientAsyncConnection, number: int) -> None:
         cursor = await connection.execute("SELECT %s::int", [number])
         assert await cursor.fetchall() == [(number,)]
@@ -249,7 +249,7 @@ def test_a_connection_leaves_no_descriptor_behind(kind: Kind, outside: Outside, 
         assert now == before
 
 
-def test_where_no_descriptor_is_left_each_answer_is_waited_for_by_itself(
+def test_without_a_free_descriptor_each_answer_is_awaited_separately(
     make_fellow: MakeFellow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(loop: asyncio.AbstractEventLoop, socket: int) -> Watch:

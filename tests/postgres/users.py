@@ -30,7 +30,7 @@ def search_path() -> str:
 
 
 class User(JoinUser):
-    """Somebody with a transaction of their own on PostgreSQL, and an engine where a test asks for one."""
+    """A user with an own transaction on PostgreSQL, and an engine if the test asks for one."""
 
     asynchronous = False
     engine_by_asyncpg = False

@@ -119,7 +119,7 @@ class Life:
 
 
 def one(folder: Folder, effects: str, style: str, disk: Disk) -> dict[str, Any] | None:
-    """One life on one failing disk; None where the disk never failed."""
+    """Run one life on one failing disk; None if the disk never failed."""
 
     def life(line: Line) -> None:
         line.hear()

@@ -99,7 +99,7 @@ class Place:
         self.found: dict[str, Any] = {"at": str(hit)}
 
     def look(self) -> None:
-        """What the next process finds, before any retry."""
+        """Return what the next process finds, before any retry."""
         [[intact]] = self.folder.sql("PRAGMA integrity_check")
         self.found |= {
             "intact": intact,

@@ -34,7 +34,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "on", "effects", "style", "places_min"), CASES)
-def test_every_call_fails(error: str, on: bool, effects: str, style: str, places_min: int, tmp_path: Path) -> None:
+def test_a_failing_system_call_causes_no_second_effect(
+    error: str, on: bool, effects: str, style: str, places_min: int, tmp_path: Path
+) -> None:
     found = run_scenario("failing", folder=str(tmp_path), error=error, on=on, effects=effects, style=style)
 
     lives = found["lives"]

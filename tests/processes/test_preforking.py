@@ -47,7 +47,9 @@ SERVERS = {
         ("gthread", True, "kill"),
     ],
 )
-def test_preloaded_workers(kind: str, used: bool, disturbance: str, tmp_path: Path) -> None:
+def test_preloaded_workers_answer_once_under_kills_and_restarts(
+    kind: str, used: bool, disturbance: str, tmp_path: Path
+) -> None:
     folder = Folder(tmp_path)
     with shop_server(folder, *COMMAND, *SERVERS[kind], used=used) as (process, send):
         load = Load(send, KINDS, KEYS)

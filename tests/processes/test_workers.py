@@ -36,7 +36,7 @@ def kill_one(load: Load) -> None:
 
 
 @pytest.mark.parametrize("disturbance", ["kill", "rolling-restart"])
-def test_uvicorn_workers(disturbance: str, tmp_path: Path) -> None:
+def test_uvicorn_workers_answer_once_under_kills_and_restarts(disturbance: str, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     with shop_server(folder, *UVICORN) as (process, send):
         load = Load(send, KINDS, KEYS)

@@ -138,7 +138,7 @@ class Place:
 
     @property
     def proxy(self) -> Running:
-        """One that runs."""
+        """A running proxy."""
         running = [each for each in self.proxies if each.process.poll() is None]
         return running[0] if running else self.start_proxy()
 
@@ -205,7 +205,7 @@ def code(answer: httpx.Response) -> str:
 
 
 def then(answer: httpx.Response) -> str:
-    """What semel.client does next: send again, or ask for the status."""
+    """Return what semel.client does next: send again, or ask for the status."""
     plan = Plan(str(answer.url), Budget())
     plan.start(0.0)
     action = plan.after(Answered(answer.status_code, dict(answer.headers), answer.content), 0.1)

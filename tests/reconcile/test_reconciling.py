@@ -219,7 +219,7 @@ def test_events_that_the_handler_would_have_emitted_are_written_with_the_settlem
         assert [str(id) for (id,) in execute("SELECT id FROM semel_event")] == ids
 
 
-def test_nothing_is_emitted_where_it_did_not_happen(one: World) -> None:
+def test_did_not_happen_emits_no_event(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
     one.clock.advance(seconds=1000)

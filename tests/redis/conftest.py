@@ -55,7 +55,7 @@ def client() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a server that nobody else speaks to: what it hears can be counted, what it knows can be flushed."""
+    """The port of a server for this test alone: its commands can be counted and its data flushed."""
     server = servers.start(tmp_path_factory.mktemp("own") / "server", "appendonly yes")
     yield server.port
     stop(server)
@@ -63,7 +63,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @contextmanager
 def monitor_commands(port: int, *, in_scripts: bool = False) -> Iterator[list[str]]:
-    """The commands that clients send meanwhile, as MONITOR tells them; or those that scripts call."""
+    """Collect the commands that clients send meanwhile, as MONITOR shows them; or those that scripts call."""
     said: list[str] = []
     with Redis(port=port) as plain, plain.monitor() as monitor:
         yield said

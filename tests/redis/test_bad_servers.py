@@ -39,7 +39,7 @@ def start_server(tmp_path: Path) -> Iterator[Starts]:
 
 
 def refusal_of(shell: Shell, key: str = "k") -> str:
-    """What a caller is told; nothing may run."""
+    """Run a command on a server that refuses; return the error's text. The handler must not run."""
 
     def never(permit: object) -> Any:
         raise AssertionError("the handler ran")

@@ -204,7 +204,7 @@ MAP = [[0, 16383, [b"a", 1, b"id"]]]
 
 
 def exchanges_of(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
-    """What is sent for one call, given the replies one by one."""
+    """Return what one call sends, if it gets these replies in turn."""
     performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     sent = next(performing)
     said = list(sent)
@@ -220,7 +220,7 @@ def test_redirects_of_a_call_are_bounded() -> None:
         exchanges_of(Cluster((A,)), [[MAP], *moved])
 
 
-def test_asking_goes_before_the_call_once() -> None:
+def test_asking_is_sent_once_before_the_call() -> None:
     sent = exchanges_of(Cluster((A,)), [[MAP], [RedisRefused("ASK", "12345 b:2")]])
     assert [(each.node, [words[0] for words in each.commands]) for each in sent[1:]] == [
         (A, ["GET"]),

@@ -33,7 +33,7 @@ def test_the_names_that_a_fleet_shares_have_not_changed(own: int) -> None:
 
 
 def write_records(port: int) -> dict[str, Any]:
-    """What claims and settlements leave on an empty server: every key, its value, and how many seconds it has left."""
+    """Write claims and settlements to an empty server; return every key, its value and its remaining seconds."""
     clock = SettableClock()
     made = redis_backend((("127.0.0.1", port),), prefix=PREFIX, clock=clock)
     run(made, "migrate", "store", b"none")

@@ -61,7 +61,7 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
 
 
 def meet(data: bytes, claim: Claim, now: int) -> Verdict | None:
-    """What a claim makes of a string that the server answers, alone and beside another; None where it goes on."""
+    """The verdict of a claim on a stored string, alone and beside another one; None if the claim proceeds."""
     alone = batch_met([data], [claim], now)
     verdict = None if alone is None else alone[0]
     for order in (1, -1):
@@ -74,7 +74,7 @@ def meet(data: bytes, claim: Claim, now: int) -> Verdict | None:
 
 
 def looked_at(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> list[Replay | None]:
-    """What a look makes of the same."""
+    """Return the verdict of a look on the same string."""
     look = RedisStore("shop").look_kept
     assert look is not None
     flow = look([(claim.id, claim.recipe, claim.fingerprint) for claim in claims])
@@ -95,7 +95,7 @@ def batch_met(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> Se
 
 
 def expect(data: bytes, claim: Claim, now: int) -> Verdict | None:
-    """The same by the rules alone."""
+    """The same verdict, by the rules alone."""
     verdict = decide(decode_any(data, claim.id), claim, now, begun=False)
     return None if isinstance(verdict, Proceed) else verdict
 
@@ -162,7 +162,7 @@ def test_a_lapse_is_due_exactly_when_the_rule_marks_it(policy: Policy, back: boo
         assert lapse_row(row, due - 1) is None
 
 
-def test_what_is_not_processing_is_never_due() -> None:
+def test_only_a_processing_record_is_ever_due() -> None:
     claim = attempt()
     row = grant_row(None, claim, first_grant(claim, NOW))
     for state in set(State) - {State.PROCESSING}:

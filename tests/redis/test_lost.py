@@ -79,7 +79,7 @@ def test_the_engine_reads_back_what_it_has_settled(between: Relay, open_engine: 
 
 
 def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, open_engine: Opens) -> None:
-    """Nobody holds it afterwards: the next attempt proceeds."""
+    """The key has no holder afterwards: the next attempt proceeds."""
     shell = open_engine(between.port)
     shell.run(command("warm"), lambda permit: MADE)
     between.lose("reply", "EVALSHA")
@@ -105,7 +105,7 @@ def test_a_server_that_hangs_times_out(between: Relay, open_engine: Opens) -> No
     between.hanging = True
     with pytest.raises(StoreTimeout, match="not known yet"):
         shell.run(command(), lambda permit: MADE)
-    with pytest.raises(StoreError):  # a new connection finds nobody who answers
+    with pytest.raises(StoreError):  # a new connection gets no answer
         shell.run(command(), lambda permit: MADE)
     between.hanging = False
     between.cut()
@@ -113,7 +113,7 @@ def test_a_server_that_hangs_times_out(between: Relay, open_engine: Opens) -> No
 
 
 def test_an_outcome_that_cannot_be_confirmed_is_reported_as_unknown(between: Relay, open_engine: Opens) -> None:
-    """The server is away, and each attempt is told so at once: no patience that a busy machine may exhaust before."""
+    """The server is gone, and each attempt fails at once: no timeout that a busy machine could exceed first."""
     shell = open_engine(between.port, confirm_seconds=0.1)
     ran: list[int] = []
     server = between._server

@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, 
 
 @contextmanager
 def stop_server(port: int) -> Iterator[None]:
-    """The server at ``port`` is stopped in the middle of whatever it does."""
+    """Stop the server at ``port`` with SIGSTOP, and continue it at the end."""
     with Redis(port=port) as plain:
         pid = int(plain.info("server")["process_id"])
     os.kill(pid, signal.SIGSTOP)

@@ -59,7 +59,7 @@ Story = Callable[[Exchanges, RedisLoop], Coroutine[Any, Any, None]]
 
 
 def tell_story(server: Server, story: Story) -> None:
-    """Tell a story of exchanges with this server: ``await exchange(2)`` sends two commands in one."""
+    """Run a story of exchanges with this server: ``await exchange(2)`` sends two commands in one."""
 
     async def tell() -> None:
         listening = await asyncio.start_server(server.begin, "127.0.0.1", 0)

@@ -33,7 +33,7 @@ def test_two_commands_fresh_and_one_replayed(own: int, open_engine: Opens, effec
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
+def test_the_scripts_of_a_command_stay_within_their_budget_of_calls(own: int, together: int) -> None:
     """The server's work for a claim, its settlement and a replay, alone and with others in one batch."""
     made = backend(own)
     made.driver.run(lambda: made.store.migrate("store", b"none"))

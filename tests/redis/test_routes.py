@@ -35,7 +35,7 @@ def claims(count: int) -> list[RedisCall]:
 def perform_with(
     calls: list[RedisCall], *answers: Replies, terms: RouteTerms | None = None
 ) -> tuple[list[NodeExchange], Any]:
-    """The exchanges, answered one after the other, and what came of it."""
+    """Answer the exchanges in turn; return them and the result."""
     said: list[NodeExchange] = []
     performing = perform(Cluster((HERE,)), terms or RouteTerms(), calls)
     left = list(answers)
@@ -55,7 +55,7 @@ def perform_with(
 
 @pytest.mark.parametrize("then", ["away", "no script", "on and on"])
 def test_a_batch_that_ran_in_part_is_not_reported_as_unavailable(then: str) -> None:
-    """Nobody would release the claims that were made: each is to be asked for by itself, and meets its own nonce."""
+    """The claims that were written would stay held: each is sent again by itself, and finds its own nonce."""
     both = claims(2)
     for calls in (both, both[1:]):
         moved = RedisRefused("MOVED", f"{slot(both[1].place)} there:2")

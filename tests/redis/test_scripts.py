@@ -61,7 +61,7 @@ def test_nothing_is_settled_on_a_damaged_head(own: int, own_backend: Backend, by
 
 @pytest.mark.parametrize("name", ["fence", "lease_until", "nonce"])
 @pytest.mark.parametrize("byte", [b" ", b"_", b"A"])
-def test_a_head_that_is_written_in_another_way_is_unreadable(
+def test_a_record_head_with_a_noncanonical_number_is_unreadable(
     own: int, own_backend: Backend, name: str, byte: bytes
 ) -> None:
     """As a number it would be equal, and no compare-and-set would ever find it so: a settlement would try for ever."""

@@ -29,7 +29,7 @@ NIL: Replies = [None]
 
 
 def ask_with(routes: Sentinel, *answers: Replies) -> tuple[list[Node], Any]:
-    """Whom a call speaks to, answered one after the other, and what comes of it."""
+    """Answer the exchanges of a call in turn; return the nodes it asked, and its result."""
     said: list[NodeExchange] = []
     performing = perform(routes, RouteTerms(), [RedisCall(None, (b"k",), (), "GET")])
     left = list(answers)
@@ -56,7 +56,7 @@ def test_a_sentinel_is_asked_once_and_again_after_a_failure() -> None:
 
 
 def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
-    """What it refuses has not been done; the call is told so, and the next one finds the new primary."""
+    """A refused write had no effect: the call raises that, and the next one finds the new primary."""
     routes = Sentinel("shop", (FIRST,))
     ask_with(routes, NAMES_HERE, PRIMARY, [b"1"])
     routes._asked = -1e9
@@ -159,7 +159,7 @@ def test_a_user_of_the_servers_that_the_sentinels_do_not_know(mode: Mode, tmp_pa
 
 
 def test_another_primary_is_found_without_a_restart(tmp_path: Path, stack: ExitStack) -> None:
-    """An operator has them fail over, so nobody dies: the old primary is a replica now, and refuses to write."""
+    """An operator starts the failover, so no server dies: the old primary is now a replica and refuses writes."""
     common = ("appendonly yes", "repl-diskless-sync-delay 0")
     primary = servers.start(tmp_path / "primary", *common)
     stack.callback(stop, primary)

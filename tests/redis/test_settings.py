@@ -282,7 +282,7 @@ def test_a_claim_does_not_touch_its_marker(evicting: Running, open_engine: Opens
 
 
 def test_migrate_refuses_a_store_that_has_lost_keys(evicting: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    """Until whoever looked says so: then claims are granted again."""
+    """Until an operator accepts the loss: then claims are granted again."""
     url = f"redis://127.0.0.1:{evicting.port}/0?prefix=shop"
     with Redis(port=evicting.port) as plain, make_migrated_engine(evicting.port, "shop") as engine:
         for gone in ("{shop:07}:marker", "shop:meta"):
@@ -362,7 +362,7 @@ def test_a_store_of_the_second_version_still_works(evicting: Running) -> None:
 def test_a_recreated_store_grants_nothing_to_engines_of_the_former_one(
     evicting: Running, open_engine: Opens, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flush, then a plain migrate by whoever comes next: what has run is not run again by those who were there."""
+    """A flush, then a plain migrate by the next process: engines that were open before do not run commands again."""
     shell = open_engine(evicting.port)
     url = f"redis://127.0.0.1:{evicting.port}/0?prefix={shell.engine.store.keys.meta.decode().removesuffix(':meta')}"
     ran: list[int] = []

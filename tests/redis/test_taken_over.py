@@ -1,4 +1,4 @@
-"""A server that says that it is not the primary, or cannot know: whoever has taken over is found without a restart."""
+"""A server reports that it is not the primary, or cannot know: the engine finds the new primary without a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Redis URL may say, and what it is told when it cannot be understood. A password is never repeated."""
+"""What a Redis URL may say, and the errors for one that cannot be parsed. No error repeats a password."""
 
 from __future__ import annotations
 

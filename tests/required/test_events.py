@@ -91,7 +91,7 @@ def test_events_of_a_permit_are_one_set(effects: Any, semel_async_engine: AsyncE
 
 
 @sqlite
-def test_of_a_sync_function_whose_engine_runs_in_threads(semel_engine: Engine, semel_database: Path) -> None:
+def test_events_of_a_sync_function_are_one_set(semel_engine: Engine, semel_database: Path) -> None:
     shop = Shop(semel_database, "idempotent")
 
     @command(semel_engine, "orders.place", caller=single_caller, effects="idempotent")

@@ -237,7 +237,7 @@ def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: 
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_flow_may_need_nothing(mode: str, tmp_path: Path) -> None:
+def test_a_flow_without_steps_returns(mode: str, tmp_path: Path) -> None:
     driver = migrate(tmp_path / "semel.db")
     if mode == "sync":
         assert driver.run(lambda: STORE.read(())) == []

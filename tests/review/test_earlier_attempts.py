@@ -68,7 +68,7 @@ class Bare:
         return row
 
 
-def test_nothing_happened_does_not_speak_for_an_earlier_attempt(stores: Callable[[SettableClock], Backend]) -> None:
+def test_nothing_happened_proves_nothing_about_an_earlier_attempt(stores: Callable[[SettableClock], Backend]) -> None:
     """The downstream's memory counts from the first attempt that may have reached it; then the outcome is unknown."""
     clock = SettableClock()
     shell = Shell("sync", stores(clock))
@@ -85,7 +85,7 @@ def test_nothing_happened_does_not_speak_for_an_earlier_attempt(stores: Callable
     shell.close()
 
 
-def test_a_claim_given_up_does_not_speak_for_an_earlier_attempt(stores: Callable[[SettableClock], Backend]) -> None:
+def test_an_abandoned_claim_proves_nothing_about_an_earlier_attempt(stores: Callable[[SettableClock], Backend]) -> None:
     """Its handler never ran; the crashed one before it did. What has been counted stays counted."""
     clock = SettableClock()
     bare = Bare(stores(clock))
@@ -102,7 +102,7 @@ def test_a_claim_given_up_does_not_speak_for_an_earlier_attempt(stores: Callable
     bare.backend.driver.close()
 
 
-def test_the_first_attempt_speaks_for_the_whole_command(stores: Callable[[SettableClock], Backend]) -> None:
+def test_a_first_attempt_that_proves_no_effect_frees_the_key(stores: Callable[[SettableClock], Backend]) -> None:
     clock = SettableClock()
     shell = Shell("sync", stores(clock))
     shell.open()

@@ -83,7 +83,7 @@ def test_nothing_is_written_after_sqlite_itself_has_rolled_back(tmp_path: Path) 
     assert notes(path) == []
 
 
-def test_an_end_in_the_middle_of_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_that_ends_during_a_statement_interrupts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statement is interrupted; its thread gets an error, and one for everything that it tries later."""
     path = tmp_path / "app.db"
     inside, interrupted = threading.Event(), threading.Event()
@@ -119,7 +119,7 @@ def test_an_end_in_the_middle_of_a_statement(tmp_path: Path, monkeypatch: pytest
     assert len(errors) == 2
 
 
-def test_ends_in_the_traffic_of_a_thread(tmp_path: Path) -> None:
+def test_units_that_end_while_their_thread_works_leave_no_trace(tmp_path: Path) -> None:
     """Wherever its thread is in SQLite at that moment: the process neither stops nor dies, and nothing is left."""
     path = tmp_path / "app.db"
     with_notes(path)

@@ -17,7 +17,7 @@ class NotCanonical(Exception):
 
 
 def slow_canonical(body: bytes, depth_max: int = 64) -> bytes | None:
-    """What `canonical_json` must answer, exceptions included."""
+    """Return what `canonical_json` must answer, exceptions included."""
     if depth_of(body) > depth_max:
         raise RequestTooLarge("too deep")
     try:

@@ -128,7 +128,7 @@ def test_one_form_for_every_spelling(body: bytes, expected: bytes) -> None:
 
 @pytest.mark.usefixtures("_each_path")
 @pytest.mark.parametrize("body", NO_CANONICAL, ids=range(len(NO_CANONICAL)))
-def test_what_is_not_json_or_ambiguous_has_no_form(body: bytes) -> None:
+def test_invalid_or_ambiguous_json_has_no_canonical_form(body: bytes) -> None:
     assert canonical_json(body) is None
     assert slow_canonical(body) is None
 

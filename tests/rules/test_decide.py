@@ -378,7 +378,7 @@ def test_the_table_of_declarations_is_complete() -> None:
         (Effects.EXTERNAL, State.UNKNOWN, -1, State.UNKNOWN),
     ],
 )
-def test_another_request_is_told_the_state_that_the_first_one_has(
+def test_a_reused_key_reports_the_state_of_the_first_request(
     effects: Effects, state: State, late_us: int, told: State
 ) -> None:
     policy = Policy(effects=effects)
@@ -446,7 +446,7 @@ def test_a_lease_ends_no_later_than_the_deadline() -> None:
     assert grant_for(None, attempt(policy=short)).lease_until == NOW + 30_000_000
 
 
-def test_an_unknown_record_without_a_doubt_is_unknown_all_the_same() -> None:
+def test_an_unknown_record_without_a_doubt_is_still_unknown() -> None:
     row = record(State.UNKNOWN)._replace(doubt=None)
     assert decide(row, OTHERS, NOW) == OutcomeUnknown(row.operation_id, "unknown")
 

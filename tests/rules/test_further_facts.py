@@ -197,7 +197,7 @@ def test_impossible_headers_are_refused(names: Any, why: str) -> None:
 # --- other ways to count a body -------------------------------------------------------------------
 
 
-def test_without_its_body_a_request_counts_by_everything_else() -> None:
+def test_a_recipe_without_the_body_still_counts_the_rest() -> None:
     recipe = Recipe(body=NoBody())
     assert (
         fingerprint_of(b"one", recipe)

@@ -30,7 +30,7 @@ SCOPE = Scope("acme", "alice", "pay")
 
 @PLAIN
 @given(one=st.lists(TEXTS, max_size=4), two=st.lists(TEXTS, max_size=4))
-def test_different_parts_are_never_framed_alike(one: list[str], two: list[str]) -> None:
+def test_different_parts_have_different_frames(one: list[str], two: list[str]) -> None:
     assert (frame(*one) == frame(*two)) == (one == two)
 
 

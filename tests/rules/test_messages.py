@@ -40,7 +40,7 @@ KEYS: list[tuple[list[bytes], str]] = [
 
 
 @pytest.mark.parametrize(("lines", "said"), KEYS)
-def test_an_invalid_key(lines: list[bytes], said: str) -> None:
+def test_invalid_key_lines_are_refused(lines: list[bytes], said: str) -> None:
     with pytest.raises((MissingKey, InvalidKey)) as refused:
         parse_key(lines)
     assert str(refused.value) == said

@@ -273,7 +273,7 @@ def test_every_escaping_has_one_canonical_form(pairs: list[tuple[bytes, bytes]])
         ("a/b; ch\u00e9=x", None),
     ],
 )
-def test_media_types(value: str, expected: MediaType | None) -> None:
+def test_media_types_are_parsed(value: str, expected: MediaType | None) -> None:
     assert parse_media_type(value) == expected
 
 

@@ -109,7 +109,7 @@ def test_an_early_call_is_repeated_after_half_the_remaining_time(left: int, wait
     ("asked", "jitter", "seconds", "over"),
     [(0, 1.0, 5.0, False), (0, 0.0, 2.5, False), (1, 1.0, 10.0, False), (2, 1.0, 20.0, True), (30, 1.0, 3600.0, True)],
 )
-def test_still_unknown_is_asked_again(asked: int, jitter: float, seconds: float, over: bool) -> None:
+def test_a_still_unknown_finding_is_asked_again_later(asked: int, jitter: float, seconds: float, over: bool) -> None:
     found = judge_finding(StillUnknown("busy"), ROW, OVER, asked, jitter)
     assert found == Again(int(seconds * SECOND), "busy", counts=True, over=over)
 

@@ -18,7 +18,7 @@ def of(given: str) -> Source:
 
 
 @pytest.mark.parametrize("text", ["x", "x" * 255, "INV-2026/117", "ü b"])
-def test_references(text: str) -> None:
+def test_valid_references_are_accepted(text: str) -> None:
     assert is_reference(text)
     check_reference(text)
 
@@ -115,7 +115,7 @@ def test_a_route_without_the_parameter() -> None:
         of("path:x").check_parameters((), "pay")
 
 
-def test_both_options_together() -> None:
+def test_key_and_reference_options_combine() -> None:
     path, body = of("path:a"), Source.of("reference_from", "body:/b")
     assert sources(None, None) == (None, None)
     assert sources("path:a", None) == (path, None)

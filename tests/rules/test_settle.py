@@ -117,13 +117,13 @@ def test_an_answer_is_put_in_another_form_where_it_is_the_one_that_was_seen() ->
         body=sealed.body,
     )
     assert reseal_row(kept, change) == again
-    assert reseal_row(again, change) is None  # somebody was faster
+    assert reseal_row(again, change) is None  # another reseal was faster
     assert reseal_row(None, change) is None
     assert reseal_row(kept._replace(answer_kind=AnswerKind.NOT_KEPT), change) is None
     assert reseal_row(kept._replace(lease_until="x"), change) is None  # type: ignore[arg-type]  # a damaged row
 
 
-def test_a_body_in_a_buffer_is_kept_as_it_was_settled() -> None:
+def test_a_mutable_body_is_copied_by_the_settlement() -> None:
     """An application may fill its buffer anew; only bytes are read back as they were."""
     grant, row = grant_and_row()
     buffer = bytearray(b"first")

@@ -55,7 +55,7 @@ def test_a_list_is_read_as_it_was_written() -> None:
     assert unpack_steps(pack_steps(3, ()), 3) == unpack_steps(None, 3) == ()
 
 
-def test_the_steps_of_another_generation_mean_nothing() -> None:
+def test_steps_of_another_generation_are_ignored() -> None:
     assert unpack_steps(pack_steps(0, (DONE,)), 1) == ()
 
 

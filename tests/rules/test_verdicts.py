@@ -100,7 +100,7 @@ def test_a_released_lease_is_not_a_crash() -> None:
     assert [count_crash(row(lease_until=at)) for at in (0, 1, NOW)] == [0, 1, 1]
 
 
-def test_a_claim_read_back_is_granted_what_it_has() -> None:
+def test_a_claim_read_back_gets_the_grant_of_its_record() -> None:
     record = row(attempt=3, lapses=2, generation=1, created_at=NOW - 9, first_started_at=NOW - 8, fence=NOW + 5)
     verdict = decide(record, MINE, NOW + 1)
     assert isinstance(verdict, Proceed)

@@ -33,7 +33,7 @@ def answer(canary: str) -> Answer:
 
 
 def files_of(kind: str, folder: Path) -> Path:
-    """Where a store's files are, with everything written that its server has in memory; SQLite's are in ``folder``."""
+    """Return the files of a store after its server has written all to disk; SQLite's are in ``folder``."""
     match kind:
         case "sqlite" | "sqlite-async":
             return folder

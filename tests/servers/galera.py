@@ -109,6 +109,6 @@ def size(node: Node) -> int:
 
 
 def begin_anew(node: Node) -> None:
-    """What an operator does with the one node that is to go on alone."""
+    """Do what an operator does with the one node that is to go on alone."""
     say(node, "SET GLOBAL wsrep_provider_options = 'pc.bootstrap=1'")
     eventually(lambda: size(node) > 0)

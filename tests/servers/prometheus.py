@@ -40,7 +40,7 @@ def start(folder: Path, target: str) -> Running:
 
 
 def ask(server: Running, what: str) -> Any:
-    """What the server's HTTP API answers, such as ``query?query=up``."""
+    """Return what the server's HTTP API answers, such as to ``query?query=up``."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/v1/{what}", timeout=30) as answer:
         return json.load(answer)["data"]
 

@@ -42,7 +42,7 @@ class Reading:
         self._rest = b""
 
     def some(self) -> bytes:
-        """What there is, one byte at least."""
+        """Read the available bytes, at least one."""
         taken, self._rest = self._rest, b""
         if not taken:
             taken = self._receive(CHUNK_BYTES)
@@ -221,7 +221,7 @@ class _Line:
         self._answered = True
 
     def answer(self) -> None:
-        """What the server says."""
+        """Pass on what the server sends."""
         with suppress(OSError):
             while data := self._server.recv(CHUNK_BYTES):
                 if self._lost == "reply":
@@ -236,7 +236,7 @@ class _Line:
         _end(self._client)
 
     def ask(self) -> None:
-        """What the client says, a round trip at a time."""
+        """Pass on what the client sends, one round trip at a time."""
         texts: list[str] = []
         held = b""
         for message in self._relay.protocol(Reading(self._receive)):

@@ -47,7 +47,7 @@ class World:
 
 
 def age(service: Served, assignment: str, operation: str, state: int) -> None:
-    """What hours do: a lease or an answer's time is over."""
+    """Move the clock, so that a lease or an answer's time is over."""
     with closing(sqlite3.connect(service.folder / "semel.db")) as db, db:
         db.execute(f"UPDATE semel_record SET {assignment} WHERE operation = ? AND state = ?", (operation, state))
 
@@ -93,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def ask(world: World, command: str, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the manual's command says: a document, or the lines of the page that it keeps."""
+    """Run the manual's command; return its document, or the lines that the page shows."""
     words = shlex.split(command)
     if words[0] == "curl":
         return [line for line in world.after.splitlines() if re.search(words[-1], line)]

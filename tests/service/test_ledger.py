@@ -28,7 +28,7 @@ def test_the_provider_charges_as_often_as_it_is_asked(tmp_path: Path) -> None:
     assert len({charge.id for charge in provider.charges()}) == 3
 
 
-def test_only_where_it_is_asked_to_does_it_deduplicate(tmp_path: Path) -> None:
+def test_the_provider_deduplicates_only_on_request(tmp_path: Path) -> None:
     provider = Provider(tmp_path / "provider.jsonl")
     first = provider.charge("key-1", "alice", Decimal("10.00"), "EUR", deduplicate=True)
     assert provider.charge("key-1", "alice", Decimal("10.00"), "EUR", deduplicate=True) == first
@@ -44,7 +44,7 @@ def test_a_note_is_written_once_for_its_key(tmp_path: Path) -> None:
     assert one.notes_of("bob") == [second]
 
 
-def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path: Path) -> None:
+def test_a_torn_line_is_skipped_and_hides_no_later_line(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.append(entry("one"), once=True)

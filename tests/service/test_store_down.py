@@ -18,7 +18,7 @@ from tests.web.driving import Response, asgi_call, asgi_scope
 
 
 def read(folder: Path, path: str) -> Response:
-    """What the service answers once the table of orders is gone."""
+    """Return what the service answers once the table of orders is gone."""
     url = f"sqlite:///{folder / 'semel.db'}"
     engine = Engine.connect(url)
     engine.migrate()

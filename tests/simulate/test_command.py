@@ -27,7 +27,7 @@ def planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide, "TABLE", table)
 
 
-def test_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_seeds_find_no_violation(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run("--seeds", "60", "--start", "1000")
     assert code == 0
     assert text.startswith("60 schedules in ")
@@ -54,7 +54,7 @@ def test_one_seed_is_reported() -> None:
     assert json.loads(text)["seed"] == 7
 
 
-def test_handlers_with_steps() -> None:
+def test_handlers_with_steps_find_no_violation() -> None:
     code, text = run("--steps", "--seeds", "20", "--quiet")
     assert code == 0
     assert text.startswith("20 schedules in ")

@@ -1,4 +1,4 @@
-"""Before the simulator is believed: each of these faults is planted, and must be found within a few thousand seeds.
+"""Tests of the simulator itself: each fault is planted, and must be found within a few thousand seeds.
 
 They are put where a real mistake would be: in the rules, the store, the engine.
 """

@@ -69,7 +69,7 @@ class Process:
         self.engine: Any = (AsyncEngine if self.is_async else Engine)(backend, **options)
 
     def tell(self, told: Any) -> Any:
-        """What an engine's method answers, awaited where it must be."""
+        """Return what an engine's method answers, awaited if it must be."""
         if self.runner is None or not isinstance(told, Awaitable):
             return told
 
@@ -100,7 +100,7 @@ class Process:
         return row
 
     def lapse(self) -> list[Record]:
-        """One round of the reaper."""
+        """Run one round of the reaper."""
         marked: list[Record] = self.perform("lapse", lambda: self.engine.store.lapse(100))
         return marked
 

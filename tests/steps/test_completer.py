@@ -84,7 +84,7 @@ def test_an_abandoned_execution_is_completed(world: World) -> None:
     story = Story(world.process())
     completer = story.completer()
     abandon(world.process(), resumable())
-    assert story.complete(completer) == 0  # its holder is believed alive
+    assert story.complete(completer) == 0  # its holder counts as alive
     assert story.process.row(resumable()).request == b"ten euros"
     world.clock.advance(LEASE_US + 1)
     assert story.complete(completer) == 1

@@ -150,7 +150,7 @@ def test_the_next_step_in_doubt_is_asked_about_next(process: Process) -> None:
     assert [shop.count_calls(name) for name in ("charge", "ship", "mail")] == [2, 1, 2]
 
 
-def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> None:
+def test_a_step_may_be_settled_and_fall_into_doubt_repeatedly(process: Process) -> None:
     shop = Shop("ship", "ship", "ship")
     leave_in_doubt(process, shop)
     for _ in range(2):

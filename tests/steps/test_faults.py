@@ -60,7 +60,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def first_run(path: Path, clock: SettableClock, fault: Fault, downstream: Downstream) -> bool:
-    """One process under a fault; whether the run came as far as that."""
+    """Run one process under a fault; return whether the run reached it."""
     faults = Faults(fault)
     faults.rest()
     faulty = faulty_sqlite(str(path), clock, faults)

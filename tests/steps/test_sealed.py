@@ -34,7 +34,7 @@ def paying(key: str = "k", request: bytes = SECRET) -> Command:
 
 
 def read_column(process: Any) -> list[bytes | None]:
-    """What is in the column."""
+    """Return the content of the column."""
     page = process.perform("find", lambda: process.engine.store.find(Find()))
     rows = process.perform("read", lambda: process.engine.store.read(tuple(row.id for row in page.records)))
     return [row.request for row in rows]

@@ -61,7 +61,7 @@ class Stage:
 
     @contextmanager
     def play(self, handler: Callable[[AsyncPermit], Awaitable[Answer]]) -> Iterator[Worker]:
-        """The first process has died at some moment between two renewals; the second one is given."""
+        """Run until the first process dies at some moment between two renewals; give the second one."""
         noting = steps_are_noted(self.server, faultless=True) if self.command.policy.steps else nullcontext()
         with surroundings(self.world), noting:
             first, second = (Worker(self.world, self.server, name, 0.0, ONCE, coalesces=False) for name in ("a", "b"))

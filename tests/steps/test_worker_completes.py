@@ -64,7 +64,7 @@ def post(app: Any, path: str = "/ship") -> Response:
 
 
 def abandon(app: Any, path: str = "/ship") -> None:
-    """Its first run has no luck, and its client does not come back."""
+    """Run it once with a failure; its client does not come back."""
     with pytest.raises(ConnectionError):
         post(app, path)
 

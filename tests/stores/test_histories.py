@@ -192,7 +192,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(query=finds)
     def find(self, query: Find) -> None:
-        """All pages."""
+        """Read all pages of a query on both stores, and compare them."""
         books: list[list[tuple[Record, ...]]] = []
         for world in (self.memory, self.sqlite):
             book, before = [], None

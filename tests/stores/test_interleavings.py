@@ -149,7 +149,7 @@ def names(results: Sequence[object]) -> list[str]:
 # --- the enumerator itself ---
 
 
-def test_every_order_is_taken_once() -> None:
+def test_every_interleaving_runs_once() -> None:
     """Two programs of two and three steps: 5! / (2! 3!) = 10 orders; three of two: 6! / 2!³ = 90."""
 
     def steps(count: int) -> Program:
@@ -240,7 +240,7 @@ def test_a_takeover_a_late_settlement_and_a_renewal(make: Callable[[], World]) -
 
 
 @WORLDS
-def test_two_take_over_from_one(make: Callable[[], World]) -> None:
+def test_two_takeovers_and_a_late_settlement_have_one_winner(make: Callable[[], World]) -> None:
     claim = attempt(nonce=1, policy=IDEMPOTENT)
 
     def start(world: World) -> None:
@@ -267,7 +267,7 @@ def test_a_lease_ends_during_concurrent_steps(make: Callable[[], World]) -> None
 
 @WORLDS
 def test_a_reaper_meets_a_renewal(make: Callable[[], World]) -> None:
-    """A living holder is told that it lives, in every order: a reaper takes nothing from it."""
+    """In every order a live holder's renewal succeeds: a reaper takes nothing from it."""
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:
@@ -329,7 +329,7 @@ def test_a_renewal_and_a_mark_meet_a_settlement(make: Callable[[], World]) -> No
 @pytest.mark.parametrize("happened", [True, False])
 @pytest.mark.parametrize("seen", [True, False], ids=["marked", "lapsed"])
 def test_a_resolution_meets_a_settlement(make: Callable[[], World], happened: bool, seen: bool) -> None:
-    """One of them stands, and the other is told so."""
+    """One of them takes effect, and the other one's reply says so."""
     claim = attempt(nonce=1)
 
     def start(world: World) -> None:

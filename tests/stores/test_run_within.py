@@ -22,7 +22,7 @@ async def fail() -> None:
     raise ValueError("no")
 
 
-def test_what_returns_or_raises_does_so() -> None:
+def test_results_and_errors_within_the_timeout_pass_through() -> None:
     async def story() -> int:
         async def seven() -> int:
             return 7
@@ -34,7 +34,7 @@ def test_what_returns_or_raises_does_so() -> None:
     assert asyncio.run(story()) == 7
 
 
-def test_its_end_is_a_time_out_of_a_task_that_goes_on() -> None:
+def test_a_timeout_leaves_the_task_uncancelled() -> None:
     async def story() -> int:
         with pytest.raises(TimeoutError) as late:
             await run_within(hang(), 0)
@@ -47,7 +47,7 @@ def test_its_end_is_a_time_out_of_a_task_that_goes_on() -> None:
     assert asyncio.run(story()) == 0
 
 
-def test_a_cancellation_from_elsewhere_stays_one() -> None:
+def test_an_outside_cancellation_is_not_turned_into_a_timeout() -> None:
     async def story() -> bool:
         task = asyncio.ensure_future(run_within(hang(), LONG_SECONDS))
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_a_cancellation_from_elsewhere_stays_one() -> None:
     assert asyncio.run(story())
 
 
-def test_both_at_once_are_a_cancellation() -> None:
+def test_a_timeout_and_a_cancellation_together_are_a_cancellation() -> None:
     async def story() -> bool:
         async def meets_both() -> None:
             try:

@@ -419,7 +419,7 @@ def test_a_commit_in_doubt_stays_so_where_its_repetition_never_begins(tick: Tick
 
 @pytest.mark.parametrize("known", [False, True])
 def test_an_interrupt_confirms_no_rolled_back_write(known: bool, tick: Tick, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in a thread that serves everybody, after a group that failed: of each job, either all or nothing."""
+    """Ctrl-C in the thread that commits for all callers, after a failed group: each job is written whole or not."""
     tick.grant("known", nonce=7)
     monkeypatch.setattr(tick.driver, "_wake", lambda: None)  # this thread serves, and no other
     loop = asyncio.new_event_loop()

@@ -14,7 +14,7 @@ from semel.stores.sqlite.connection import open_connection
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """A umask that would let everybody read."""
+    """Set a umask under which new files are readable by all users."""
     before = os.umask(0o022)
     yield
     os.umask(before)

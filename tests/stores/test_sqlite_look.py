@@ -68,7 +68,7 @@ def test_the_look_reads_the_columns_that_the_rules_name() -> None:
     assert tuple(name.strip() for name in head.split(",") if name.strip()) == KEPT_COLUMNS
 
 
-def test_the_look_finds_what_the_rules_find(file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
+def test_the_look_agrees_with_the_rules(file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
     driver, _ = file
     assert isinstance(by_the_look(driver, CLAIM), Replay)
     other = attempt(request=1)

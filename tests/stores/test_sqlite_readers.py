@@ -38,7 +38,7 @@ def test_a_reader_that_was_given_back_is_taken_again(readers: Readers) -> None:
     readers.give_back(first)
 
 
-def test_one_too_many_is_closed(readers: Readers) -> None:
+def test_a_reader_beyond_the_limit_is_closed(readers: Readers) -> None:
     taken = [readers.take() for _ in range(KEPT + 1)]
     for reader in taken:
         readers.give_back(reader)
@@ -47,7 +47,7 @@ def test_one_too_many_is_closed(readers: Readers) -> None:
     readers.release()
 
 
-def test_none_is_held_while_one_is_out(readers: Readers) -> None:
+def test_hold_fails_while_a_reader_is_in_use(readers: Readers) -> None:
     out, idle = readers.take(), readers.take()
     readers.give_back(idle)
     assert not readers.hold(0)
@@ -64,7 +64,7 @@ def test_a_failed_reader_is_not_waited_for(readers: Readers) -> None:
     readers.release()
 
 
-def test_hold_waits_for_one_that_is_given_back(readers: Readers) -> None:
+def test_hold_waits_until_a_reader_is_given_back(readers: Readers) -> None:
     out, held = readers.take(), list[bool]()
     holding = threading.Thread(target=lambda: held.append(readers.hold(60)))
     holding.start()
@@ -74,7 +74,7 @@ def test_hold_waits_for_one_that_is_given_back(readers: Readers) -> None:
     readers.release()
 
 
-def test_what_is_held_is_not_given_and_can_be_closed(readers: Readers) -> None:
+def test_held_readers_are_not_given_out_and_can_be_closed(readers: Readers) -> None:
     first, given = readers.take(), list[Reader]()
     readers.give_back(first)
     assert readers.hold(0)

@@ -54,7 +54,7 @@ def _chain(error: BaseException, by: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(("is_stopped", "error"), STOPPED)
-def test_it_is_known_also_behind_another_error(is_stopped: IsStopped, error: BaseException) -> None:
+def test_a_stopped_statement_is_recognised_inside_a_wrapping_error(is_stopped: IsStopped, error: BaseException) -> None:
     assert is_stopped(error)
     assert is_stopped(DBAPIError("SELECT", {}, error))
     assert is_stopped(_chain(RuntimeError("as Django does"), error))
@@ -62,12 +62,12 @@ def test_it_is_known_also_behind_another_error(is_stopped: IsStopped, error: Bas
 
 
 @pytest.mark.parametrize(("is_stopped", "error"), NOT_STOPPED)
-def test_another_error_is_not_for_now(is_stopped: IsStopped, error: BaseException) -> None:
+def test_an_unrelated_error_is_not_temporary(is_stopped: IsStopped, error: BaseException) -> None:
     assert not is_stopped(error)
     assert not is_stopped(_chain(error, error))
 
 
-def test_a_time_out_is_for_now_on_every_store() -> None:
+def test_a_timeout_is_a_temporary_error_on_every_store() -> None:
     with Engine.connect("memory://?persistence=none") as engine:
         backend: Backend = engine.backend
         assert backend.is_for_now(TimeoutError())

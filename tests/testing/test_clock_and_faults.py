@@ -61,7 +61,7 @@ def migrate(backend: FaultyBackend) -> FaultyBackend:
     return backend
 
 
-def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
+def test_a_fault_driver_without_a_fault_only_counts(tmp_path: Path) -> None:
     for place in range(2):
         faults = Faults()
         faulty = migrate(backends(tmp_path, faults)[place])

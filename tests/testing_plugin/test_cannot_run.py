@@ -92,7 +92,7 @@ def test_the_counter_never_grows(app: FastAPI, provider: Provider) -> None:
     ("effects", "reason"),
     [(lambda: None, "returned None"), (lambda: True, "returned True"), (lambda: 1 // 0, "failed: ZeroDivisionError")],
 )
-def test_the_counter_does_not_count(effects: Any, reason: str, app: FastAPI) -> None:
+def test_an_effect_counter_that_counts_nothing_is_reported(effects: Any, reason: str, app: FastAPI) -> None:
     assert reason in why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, headers=ALICE, effects=effects))[0]
 
 
@@ -189,7 +189,7 @@ def test_the_lifespan_fails(provider: Provider) -> None:
     assert "start the application alone" in remedy
 
 
-def test_install_was_forgotten(provider: Provider) -> None:
+def test_a_forgotten_install_is_reported_with_the_remedy(provider: Provider) -> None:
     app = FastAPI()
     semel = Semel(AsyncEngine.connect("memory://"), caller=single_caller)
 
@@ -291,7 +291,7 @@ def test_an_invalid_target_is_refused(target: Any) -> None:
         assert_idempotent(target, "POST /payments", effects=[])
 
 
-def test_a_case_and_its_parameters_are_not_mixed() -> None:
+def test_a_case_together_with_its_parameters_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         assert_idempotent(Starlette(), Case(request="POST /x", effects=[]), effects=[])
 

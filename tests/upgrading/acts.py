@@ -146,7 +146,7 @@ def write(engine: Engine) -> None:
 
 
 def write_withheld(engine: Engine) -> None:
-    """What only today's revision writes: answers that are sealed, redacted, rebuilt or not stored."""
+    """Write what only today's revision writes: answers that are sealed, redacted, rebuilt or not stored."""
     engine.core.sealer = semel.Sealer({"2026": bytes(32)})
     secret = Answer(201, (), b'{"id":7,"pin":"4711"}')
     for key, options in WITHHELD.items():
@@ -199,7 +199,7 @@ WRITTEN = (
 
 
 def read(engine: Engine) -> Seen:
-    """What a retry of each of them gets, and which calls it makes."""
+    """Return what a retry of each of them gets, and which calls it makes."""
     seen: Seen = {}
     for key, declared in WRITTEN:
         calls.clear()

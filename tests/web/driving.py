@@ -38,7 +38,7 @@ class Response:
         return found[0] if found else None
 
     def link(self, relation: str = "status") -> str | None:
-        """Where the link of a relation leads."""
+        """Return the target of the link of a relation."""
         links = [value for name, value in self.headers if name.lower() == "link"]
         found = [value for value in ", ".join(links).split(", ") if value.endswith(f'; rel="{relation}"')]
         assert len(found) <= 1, f"rel={relation} is there {len(found)} times"

@@ -162,7 +162,7 @@ def test_a_body_that_comes_later_in_one_piece_is_read_like_one_that_was_there(mo
     on_a_loop(test)
 
 
-def test_an_application_whose_head_was_none_may_answer_otherwise() -> None:
+def test_an_application_may_answer_after_an_invalid_response_start() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             with pytest.raises(AttributeError):

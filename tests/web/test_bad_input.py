@@ -51,12 +51,12 @@ def assert_refused(web: Web, status: int, code: str, **request: Any) -> dict[str
         '"bad\\escape"',
     ],
 )
-def test_a_malformed_key(web: Web, key: str) -> None:
+def test_a_malformed_key_is_refused(web: Web, key: str) -> None:
     problem = assert_refused(web, 400, INVALID, key=key)
     assert (problem["retryable"], problem["keyAction"]) == (False, "new")
 
 
-def test_no_key(web: Web) -> None:
+def test_a_missing_key_is_refused(web: Web) -> None:
     problem = assert_refused(web, 400, MISSING, key=None)
     assert problem["keyAction"] == "new"
 

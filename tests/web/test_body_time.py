@@ -38,7 +38,7 @@ async def test_an_available_piece_starts_no_timeout() -> None:
 
 
 @on_a_loop
-async def test_a_piece_may_wait_for_several_things() -> None:
+async def test_a_body_piece_may_await_several_events() -> None:
     first, second = asyncio.Event(), asyncio.Event()
 
     async def receive() -> str:

@@ -210,7 +210,7 @@ def test_a_function_chooses_the_counted_part_of_the_body(make_web: MakeWeb, piec
     assert web.call(body=cut(b'{"amount":2,"sent":2}', pieces)).code == REUSED
 
 
-def test_a_body_that_does_not_count(make_web: MakeWeb) -> None:
+def test_a_body_outside_the_fingerprint_does_not_make_another_command(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(fingerprint=NoBody(), json="any"))
     assert web.call(body=b"one").status == 201
     assert web.call(body=b"two").replayed

@@ -106,7 +106,7 @@ def test_requests_that_nothing_covers_are_refused_where_declared_so(
         assert web.call(path="/payments", key=KEY).status == 201
 
 
-def test_a_request_that_passed_says_nothing_of_one_whose_head_says_more(make_web: MakeWeb) -> None:
+def test_a_passed_request_does_not_let_one_with_a_key_or_an_override_pass(make_web: MakeWeb) -> None:
     web = make_web(operations=[Operation("/orders/{id}", methods=("PUT",))], uncovered="refuse-keyed")
     for _ in range(2):
         assert web.call(path="/orders/7", key=None).status == 201

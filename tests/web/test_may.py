@@ -24,7 +24,7 @@ from tests.web.driving import ALICE, KEY, Reply, asgi_call, asgi_scope, head, ws
 
 
 class Rights:
-    """Who may do what, until it is revoked; what was asked."""
+    """The rights of each caller, until they are revoked; and what was asked."""
 
     def __init__(self) -> None:
         self.revoked: set[str] = set()
@@ -191,7 +191,7 @@ def test_a_coroutine_is_no_permission() -> None:
     assert ran == []
 
 
-def test_a_may_that_cannot_be_called_is_refused() -> None:
+def test_a_may_option_that_is_no_plain_function_is_refused() -> None:
     engine = Engine.connect("memory://")
     for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):
         with pytest.raises(ConfigurationError, match=message):

@@ -60,7 +60,9 @@ def header(answer: Answer, name: bytes) -> list[bytes]:
         (Unreadable(ID, "recipe", STORED), 500, "IDEMPOTENCY_RECORD_UNREADABLE", False, "keep", True),
     ],
 )
-def test_a_verdict(verdict: Refusal, status: int, code: str, retryable: bool, key_action: str, named: bool) -> None:
+def test_each_verdict_has_its_problem_document(
+    verdict: Refusal, status: int, code: str, retryable: bool, key_action: str, named: bool
+) -> None:
     answer = Problems().of_verdict(verdict)
     document = json.loads(answer.body)
     assert answer.status == document["status"] == status
@@ -97,7 +99,7 @@ def test_in_progress_suggests_a_retry_after_the_time_waited(left: int, waited: i
         (StoreTimeout("host=db"), 503, "IDEMPOTENCY_STORE_UNAVAILABLE"),
     ],
 )
-def test_an_error(error: RequestError | StoreError, status: int, code: str) -> None:
+def test_each_error_has_its_problem_document(error: RequestError | StoreError, status: int, code: str) -> None:
     document = json.loads(Problems().of_error(error).body)
     assert (document["status"], document["code"]) == (status, code)
     assert ("say it" in document["detail"]) is isinstance(error, RequestError)

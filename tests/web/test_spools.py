@@ -39,7 +39,7 @@ class Counted(Spool):
 
 
 class Cut(io.BytesIO):
-    """What a server gives to read whose client goes away in the middle."""
+    """The input of a server whose client goes away in the middle."""
 
     def read(self, size: int | None = -1) -> bytes:
         raise ConnectionResetError("the client has gone")
@@ -83,7 +83,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def ask(app: App, engine: Engine, policy: Policy, **changed: Any) -> None:
-    """One request, with any end."""
+    """Send one request, which may end in any way."""
     web = wsgi.SemelMiddleware(app, engine, caller=lambda environ: ALICE, operations=[Operation("/payments", policy)])
     environ = wsgi_environ("POST", "/payments", "", head(KEY, [], [LONG]), LONG, ALICE) | changed
     with contextlib.suppress(RuntimeError, OSError, IndexError):  # each in its own way; IndexError: no answer came
@@ -97,13 +97,13 @@ PIECES = pytest.mark.parametrize("pieces", [[b"paid"], [b"y" * 80] * 3], ids=["h
 
 @FAILS_AT
 @PIECES
-def test_a_protected_call(engine: Engine, fails_at: str, pieces: list[bytes]) -> None:
+def test_a_protected_call_releases_the_spool(engine: Engine, fails_at: str, pieces: list[bytes]) -> None:
     ask(answering(fails_at, pieces), engine, Policy(answer_bytes_max=100))
 
 
 @FAILS_AT
 @PIECES
-def test_an_unprotected_call(
+def test_an_unprotected_call_releases_the_spool(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, fails_at: str, pieces: list[bytes]
 ) -> None:
     monkeypatch.setattr(engine, "_claim_into", failing(StoreUnavailable("down")))
@@ -111,12 +111,12 @@ def test_an_unprotected_call(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("down"), RuntimeError("a bug")])
-def test_a_claim_that_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_failed_claim_releases_the_spool(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(engine, "_claim_into", failing(error))
     ask(answering("nowhere", [b"paid"]), engine, Policy())
 
 
-def test_a_replay(engine: Engine) -> None:
+def test_a_replay_releases_the_spool(engine: Engine) -> None:
     policy = Policy()
     ask(answering("nowhere", [b"paid"]), engine, policy)
     Counted.made = 0

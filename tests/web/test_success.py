@@ -89,7 +89,7 @@ def test_a_function_that_raises_proves_nothing() -> None:
     assert classify_answer(ANSWER, Policy(success=breaks), begun=True) == Unprovable("success:KeyError")
 
 
-def test_an_error_status_is_judged_as_always() -> None:
+def test_a_success_function_does_not_judge_error_statuses() -> None:
     policy = Policy(success=lambda answer: True)
     assert classify_answer(Answer(404, (), b""), policy, begun=True) == Refused(Answer(404, (), b""))
     assert classify_answer(Answer(500, (), b""), policy, begun=True) == Unprovable("http-500")

@@ -289,7 +289,7 @@ def test_a_caller_function_that_returns_something_else_is_refused() -> None:
         ([], None),
     ],
 )
-def test_the_preferred_wait(lines: list[bytes], seconds: int | None) -> None:
+def test_the_preferred_wait_is_parsed(lines: list[bytes], seconds: int | None) -> None:
     assert parse_wait(lines) == seconds
 
 

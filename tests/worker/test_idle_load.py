@@ -70,7 +70,7 @@ def test_a_lapse_is_unknown_within_its_lease_and_one_second(killed: tuple[int, .
 
 
 def test_a_holder_that_dies_just_before_its_own_turn_delays_only_the_shortest_leases(open_backend: OpenBackend) -> None:
-    """The worst moment: nobody has seen its record, and nobody looks for two turns."""
+    """The worst moment: no worker has seen its record, and none looks for two turns."""
 
     async def scenario() -> None:
         fleet = Fleet(open_backend)

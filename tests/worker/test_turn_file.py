@@ -32,7 +32,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_takes_the_turn_after_the_last_one_of_its_kind(database: Path) -> None:
+def test_each_worker_takes_the_turn_after_the_last_of_its_kind(database: Path) -> None:
     assert take(database) == NOW + SECOND_US
     assert take(database) == NOW + 2 * SECOND_US
     assert take(database, "completer") == NOW + SECOND_US

@@ -51,7 +51,7 @@ def command(key: str, **options: Any) -> Command:
     return Command(Scope("demo", "alice", "pay"), key, bytes(32), "test", Policy.of(**options))
 
 
-def test_the_rest_grows_and_the_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_pauses_grow_and_a_repeated_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     trouble = Trouble("the reaper")
     rests = [trouble.note_error(ZeroDivisionError("x")) for _ in range(20)]
     assert rests == sorted(rests)

@@ -48,7 +48,7 @@ def _other_requests_are_refused(row: Record, now: int, policy: Policy) -> None:
 
 
 def _everything_ends(row: Record | None, now: int, policy: Policy) -> None:
-    """Everybody has crashed, the lease is over, the reaper has passed: one client comes, and gets an end."""
+    """All workers have crashed, the lease is over, the reaper has run: one client comes and gets a final outcome."""
     if row is not None:
         now = max(now, row.lease_until)
         _, row = store.lapse(row, now)

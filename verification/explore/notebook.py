@@ -88,7 +88,7 @@ def note_landing(world: World, mode: Mode, flight: Flight) -> World:
 
 
 def note_effect(world: World, policy: Policy) -> World:
-    """One more effect of this key, which must be its first."""
+    """Note an effect of this key, which must be its first."""
     effects = world.spec.effects + 1
     if effects > 1:
         invariant = "I4" if policy.effects == Effects.EXTERNAL else "I1"

@@ -14,7 +14,7 @@ from verification.explore.world import DEDUP, RESULT, Account, Mode, World
 
 
 def step_operator(world: World, mode: Mode) -> Iterator[Taken]:
-    """It finds out what became of the step in doubt: it did not happen, it has this result, or the rest was done."""
+    """Settle the step in doubt: it did not happen, it has this result, or the rest was done."""
     row = world.row
     if row is None or not world.left.resolutions or row.state not in (State.UNKNOWN, State.PROCESSING):
         return

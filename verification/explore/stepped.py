@@ -173,7 +173,7 @@ def _holder(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Ta
 
 
 def _failing(world: World) -> World:
-    """One run less may fail."""
+    """Lower the number of runs that may still fail."""
     return world._replace(left=world.left._replace(failures=world.left.failures - 1))
 
 

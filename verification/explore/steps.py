@@ -39,7 +39,7 @@ _FAILED: Final = TimeoutError("no reply")
 
 
 def steps(world: World, mode: Mode) -> Iterator[Step]:
-    """All of them. Raises Broken where one breaks an invariant at once."""
+    """Return all steps. Raises Broken if one breaks an invariant at once."""
     idle = False
     for place, worker in enumerate(world.workers):
         if worker.pc is Pc.IDLE and worker.nonce == 0:
@@ -69,7 +69,7 @@ def _worker(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[St
 
 
 def put(world: World, place: int, worker: Worker) -> World:
-    """One worker is another now."""
+    """Replace one worker."""
     workers = list(world.workers)
     workers[place] = worker
     return world._replace(workers=tuple(workers))
@@ -82,7 +82,7 @@ def crash(world: World, place: int) -> World:
 
 
 def lose_message(world: World) -> World:
-    """One message less may be lost."""
+    """Lower the number of messages that may still be lost."""
     return world._replace(left=world.left._replace(losses=world.left.losses - 1))
 
 
@@ -241,7 +241,7 @@ def upkeep(world: World) -> Iterator[Step]:
 
 
 def operator(world: World, mode: Mode) -> Iterator[Step]:
-    """It settles what is UNKNOWN or lapsed, and says what is true; by habit it might not."""
+    """Settle what is UNKNOWN or lapsed, truthfully unless a habit says otherwise."""
     row = world.row
     if row is None or not world.left.resolutions or row.state not in (State.UNKNOWN, State.PROCESSING):
         return

@@ -52,39 +52,39 @@ def call(row: Record | None, now: int, make: MakeFlow[T]) -> tuple[T, Record | N
 
 
 def claim(row: Record | None, now: int, attempt: Claim) -> tuple[Verdict, Record | None]:
-    """One claim."""
+    """Perform one claim."""
     replies, after = call(row, now, lambda: STORE.claim((attempt,)))
     return replies[0], after
 
 
 def settle(row: Record | None, now: int, settlement: Settlement) -> tuple[Settling, Record | None]:
-    """One settlement."""
+    """Perform one settlement."""
     replies, after = call(row, now, lambda: STORE.settle((settlement,)))
     return replies[0], after
 
 
 def renew(row: Record | None, now: int, renewal: Renewal) -> tuple[bool, Record | None]:
-    """One renewal."""
+    """Perform one renewal."""
     replies, after = call(row, now, lambda: STORE.renew((renewal,)))
     return replies[0], after
 
 
 def abandon(row: Record | None, now: int, nonce: int) -> tuple[bool, Record | None]:
-    """One claim given up."""
+    """Release one claim that was given up."""
     replies, after = call(row, now, lambda: STORE.abandon(((ID, bits(nonce)),)))
     return replies[0], after
 
 
 def resolve(row: Record | None, now: int, resolution: Resolution) -> tuple[Resolving, Record | None]:
-    """One settlement by an operator."""
+    """Perform one settlement by an operator."""
     return call(row, now, lambda: STORE.resolve(resolution))
 
 
 def lapse(row: Record | None, now: int) -> tuple[Sequence[Record], Record | None]:
-    """One round of the reaper."""
+    """Run one round of the reaper."""
     return call(row, now, lambda: STORE.lapse(10))
 
 
 def purge(row: Record | None, now: int) -> Record | None:
-    """One chunk of the purge."""
+    """Delete one chunk of expired records."""
     return call(row, now, lambda: STORE.purge(None, 10))[1]

@@ -173,7 +173,7 @@ def purges_the_unknown() -> AbstractContextManager[None]:
 
 
 def tombstone_goes_with_the_answer() -> AbstractContextManager[None]:
-    """One lifetime for two things."""
+    """One lifetime serves for the answer and the tombstone."""
     return replace_everywhere(
         "semel.core.timing:retention", lambda original: lambda now, answer_us, _: original(now, answer_us, answer_us)
     )

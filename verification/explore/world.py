@@ -190,7 +190,7 @@ class Mode:
     undeclared: Policy | None = None  # of a version of the operation that declares no steps, and may be asked as well
 
     def first(self) -> World:
-        """Where every exploration begins: nothing was ever asked."""
+        """Return the state in which every exploration begins: no request has been made."""
         accounts = (Account(),) * len(self.script)
         return World(None, START, 0, (Worker(),) * self.workers, self.left, accounts=accounts)
 

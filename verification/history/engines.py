@@ -79,7 +79,7 @@ class RecordingEngine(Engine):
         return cls(connect_backend(url), recorder=recorder)
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
-        """As the engine's, recorded as an attempt."""
+        """Do what the engine's method does, and record it as an attempt."""
         key = record_id(command.scope, command.key, self.core.id_secret)
         op = self.recorder.invoke("attempt", key, **attempt_words(command))
         try:
@@ -94,7 +94,7 @@ class RecordingEngine(Engine):
         return met
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
-        """As the engine's, recorded."""
+        """Do what the engine's method does, and record it."""
         op = self.recorder.invoke("settle", permit.grant.id, **settle_words(permit, outcome))
         try:
             reply = super().settle(permit, outcome)
@@ -108,7 +108,7 @@ class RecordingEngine(Engine):
         return reply
 
     def reread(self, permit: Permit) -> Verdict:
-        """As the engine's, recorded as a look."""
+        """Do what the engine's method does, and record it as a look."""
         op = self.recorder.invoke("look", permit.grant.id, **attempt_words(permit.command))
         seen = super().reread(permit)
         self.recorder.ok(op, **verdict_words(seen))
@@ -149,7 +149,7 @@ class AsyncRecordingEngine(AsyncEngine):
         return cls(connect_backend(url), recorder=recorder)
 
     async def claim(self, command: Command, *, wait_seconds: float | None = None) -> AsyncPermit | Refusal:
-        """As the engine's, recorded as an attempt."""
+        """Do what the engine's method does, and record it as an attempt."""
         key = record_id(command.scope, command.key, self.core.id_secret)
         op = self.recorder.invoke("attempt", key, **attempt_words(command))
         try:
@@ -164,7 +164,7 @@ class AsyncRecordingEngine(AsyncEngine):
         return met
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
-        """As the engine's, recorded."""
+        """Do what the engine's method does, and record it."""
         op = self.recorder.invoke("settle", permit.grant.id, **settle_words(permit, outcome))
         try:
             reply = await super().settle(permit, outcome)
@@ -178,7 +178,7 @@ class AsyncRecordingEngine(AsyncEngine):
         return reply
 
     async def reread(self, permit: Permit) -> Verdict:
-        """As the engine's, recorded as a look."""
+        """Do what the engine's method does, and record it as a look."""
         op = self.recorder.invoke("look", permit.grant.id, **attempt_words(permit.command))
         seen = await super().reread(permit)
         self.recorder.ok(op, **verdict_words(seen))

@@ -109,7 +109,7 @@ def history_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_history(paths: Iterable[str | Path]) -> History:
-    """All these files (or folders of files) as one history, in memory: some 2 KB an operation.
+    """Read all these files (or folders of files) as one history, in memory: some 2 KB an operation.
 
     Raises HistoryError: a file is missing, of another version, damaged, or of another machine run or store.
     """

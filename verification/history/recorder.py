@@ -108,15 +108,15 @@ class Recorder:
         return number
 
     def ok(self, op: int, **words: Any) -> None:
-        """It was answered; ``words`` say what."""
+        """Record that it was answered; ``words`` hold the answer."""
         self._write({"event": "ok", "op": op, "at": time.monotonic_ns(), **words})
 
     def fail(self, op: int, reason: str) -> None:
-        """It certainly had no effect."""
+        """Record that it certainly had no effect."""
         self._write({"event": "fail", "op": op, "at": time.monotonic_ns(), "reason": reason})
 
     def unknown(self, op: int, reason: str) -> None:
-        """It ended without an answer: it may take effect at any later time, or never."""
+        """Record that it ended without an answer: it may take effect at any later time, or never."""
         self._write({"event": "unknown", "op": op, "at": time.monotonic_ns(), "reason": reason})
 
     def effect(self, permit: Permit, answer: Answer, *, name: str = "charge") -> None:
@@ -142,7 +142,7 @@ class Recorder:
         self._write({**event, "generation": generation, "derived": derived, "answer": digest(answer)})
 
     def note_end(self, pid: int) -> None:
-        """That process is dead by now; written by the process that has waited for it."""
+        """Record that a process is dead. The process that has waited for it writes this."""
         self._ready()
         self._write({"event": "ended", "at": time.monotonic_ns(), "pid": pid})
 

@@ -81,7 +81,7 @@ class Story:
         return REFUSED if ends == "refused" else Answer(201, (), b"run %d" % self.runs)
 
     def attempt(self, engine: Engine) -> str:
-        """One client's try; returns what it got."""
+        """Make one attempt as a client; return what it got."""
         try:
             result = engine.run(self.command(), self.handler, wait_seconds=0)
         except (Failed, CommandError, StoreError) as error:
@@ -134,7 +134,7 @@ class Story:
         return rows[0]
 
     def check(self, engine: Engine) -> None:
-        """One effect, one answer, and no invented success."""
+        """Check for one effect, one answer, and no invented success."""
         row = self.row(engine)
         _true(len(set(self.told)) <= 1, "I2: two clients have two answers")
         effects = self.count()

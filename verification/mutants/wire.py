@@ -51,7 +51,7 @@ class Wire:
         )
 
     def post(self, *, key: str | None = '"key-0123456789"', body: bytes = _BODY, who: str = "alice") -> Reply:
-        """One request."""
+        """Send one request."""
         environ = {
             "REQUEST_METHOD": "POST",
             "PATH_INFO": "/payments",

@@ -64,7 +64,7 @@ class Proxy:
         self._say(f"aim {target}")
 
     def count_lost(self) -> Counter[str]:
-        """What was lost so far: ``reply`` and ``request``, and each with the word of ``WORDS`` it was about."""
+        """Count what was lost so far: ``reply`` and ``request``, and each with its word of ``WORDS``."""
         return Counter({word: int(count) for word, count in (each.split("=") for each in self._say("count").split())})
 
     def close(self) -> None:

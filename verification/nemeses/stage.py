@@ -121,7 +121,7 @@ class Stage:
         return [f"k{place}" for place in range(self._newest() + KEYS_AT_ONCE)]
 
     def _asks(self, rng: random.Random) -> Iterator[Command]:
-        """Keys that everybody asks for at about the same time; now and then one of long ago, or another payload."""
+        """Keys that all clients send at about the same time; now and then an old one, or one with another payload."""
         parent = os.getppid()
         while os.getppid() == parent:
             newest = self._newest()

@@ -66,7 +66,7 @@ class Call:
         self._schedule = schedule
 
     def start(self, wait_seconds: float, ended: Callable[[Call], object]) -> None:
-        """Let the worker begin with it; ``ended(call)`` when there is an answer, or the connection is gone."""
+        """Let the worker begin with it; ``ended(call)`` is called at the answer, or when the connection is gone."""
         schedule = self._schedule
 
         def handler(permit: Permit) -> Any:
@@ -85,7 +85,7 @@ class Call:
         self._ended(self)
 
     def lose_connection(self) -> None:
-        """Its worker has crashed: the connection is lost."""
+        """End the call: its worker has crashed, and the connection is lost."""
         self.over = True
         self._tell("loses the connection")
         self._ended(self)

@@ -75,13 +75,13 @@ class Database(Protocol):
         """The same data, for a transaction that no other flow sees."""
 
     def adopt(self, copy: Any) -> None:
-        """Make a transaction's data everybody's."""
+        """Commit: make a transaction's data visible to all."""
 
     def steps(self) -> dict[bytes, bytes]:
         """The recorded steps of every record that has any, packed, by id."""
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Close it: it is not needed any more."""
 
 
 class MemoryDatabase:

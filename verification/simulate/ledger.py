@@ -72,7 +72,7 @@ class Ledger:
         return self._lives.get(id, 0)
 
     def begin_life(self, id: bytes) -> None:
-        """Its retention is over: what comes now is another command."""
+        """Begin a new life of a key whose retention is over: what comes now is another command."""
         self._lives[id] = self.life(id) + 1
 
     def has_happened(self, id: bytes, life: int | None = None) -> bool:

@@ -40,7 +40,7 @@ class Turn:
         self.at = at
 
     def cancel(self) -> None:
-        """It never comes."""
+        """Cancel it: it never runs."""
         self.act, self.given, self.context = _nothing, _NOTHING, None
 
     def cancelled(self) -> bool:

@@ -99,7 +99,7 @@ class Schedule:
             self.workers.append(Worker(self.world, self.server, name, plan.trouble, faults, coalesces=plan.coalesces))
 
     def policy_of(self, worker: Worker) -> Policy:
-        """What the operation is declared as in this worker's version."""
+        """Return the policy under which this worker's version declares the operation."""
         undeclared = self.plan.undeclared
         return undeclared if undeclared is not None and self.workers.index(worker) % 2 else self.plan.policy
 
@@ -283,13 +283,13 @@ class Schedule:
     # --- the end of trouble -------------------------------------------------------------------
 
     def client_ends(self) -> None:
-        """One client has what it wanted, or gives up."""
+        """Note that one client has what it wanted, or gives up."""
         self.busy -= 1
         if self.busy == 0:
             self.world.stop()
 
     def _check_lapse(self, row: Record) -> None:
-        """A lease is over. Where nothing was in its holder's way, it should have been renewed."""
+        """Check a lapse: a holder that nothing hindered should have renewed its lease."""
         plan = self.plan
         if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
             return
@@ -321,7 +321,7 @@ class Schedule:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """It is over."""
+        """End the schedule with a violation."""
         if self.violated is None:
             self.violated = error
         self.world.stop()

@@ -96,7 +96,7 @@ class Server:
             self._go_on(request)
 
     def note_lost(self, request: Request) -> None:
-        """It never arrives: only what it was about is noted."""
+        """Note what a request was about that never arrives."""
         self.store.asked = []
         request.make().close()
         self.watch.note_lost(self.store.asked, self.data.rows())
@@ -151,7 +151,7 @@ class Server:
         request.reply(session.reply, None)
 
     def commit(self, unit: Transaction, *, early: bool = False) -> bool:
-        """Make a unit everybody's; False where it is over already."""
+        """Commit a unit. False if it has ended already."""
         if unit.ended or unit.data is None:
             return False
         before = self.data.rows()

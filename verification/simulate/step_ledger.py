@@ -93,11 +93,11 @@ class StepLedger(Ledger):
         account.open += 1
 
     def note_proof(self, run: Execution, part: Part) -> None:
-        """A call has ended, and proved that it had no effect."""
+        """Note that a call has ended and proved that it had no effect."""
         self.account(run.id, run.life, part.name).open -= 1
 
     def did_not_happen(self, id: bytes, name: str) -> None:
-        """It was found out that this step did not happen. Raises Violated if it did."""
+        """Note the finding that this step did not happen. Raises Violated if it did."""
         account = self.account(id, self.life(id), name)
         if account.effects:
             raise Violated("I4 no blind rerun", f"step {name} was settled as 'did not happen', and it had")
@@ -133,7 +133,7 @@ class StepLedger(Ledger):
     # --- what is recorded -----------------------------------------------------------------------
 
     def check_recorded(self, id: bytes, finished: dict[str, bytes]) -> None:
-        """The finished steps of a record, as they are stored now. Raises Violated where one is gone or was changed."""
+        """Check the finished steps that a record stores now. Raises Violated if one is gone or has changed."""
         life = self.life(id)
         for part in self.script:
             account = self.account(id, life, part.name)
@@ -149,7 +149,7 @@ class StepLedger(Ledger):
             account.finished = result
 
     def check_result(self, run: Execution, part: Part, number: int, *, superseded: bool) -> None:
-        """A step has given this result to its handler. Raises Violated where it is not the step's own.
+        """Check the result that a step gave to its handler. Raises Violated if it is not the step's own.
 
         Parameters: ``superseded`` as for ``begin``: the answer of such a handler is not used.
         """

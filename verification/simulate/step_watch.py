@@ -92,7 +92,7 @@ class StepWatch(Watch):
         return self._fences.get(id, fence) != fence
 
     def lists_are(self, lists: Mapping[bytes, bytes], read: Callable[[], Rows]) -> None:
-        """What is stored of every record's steps, after a write of them. Raises Violated."""
+        """Check what is stored of every record's steps after a write of them. Raises Violated."""
         for id, packed in lists.items():
             if self._lists.get(id) == packed:
                 continue

@@ -63,7 +63,7 @@ class Watch:
     # --- writes -------------------------------------------------------------------------------
 
     def check_step(self, who: str, asked: Asked, before: Rows, after: Rows, now: int) -> None:
-        """One step of a flow was performed. Raises Violated where it changed what it may not."""
+        """Check the changes of one step of a flow. Raises Violated if a change was not allowed."""
         for id, row in after.items():
             was = before.get(id)
             if was is not row and was != row:
@@ -73,7 +73,7 @@ class Watch:
                 self._check_forgotten(who, asked, before[id], now)
 
     def check_commit(self, who: str, before: Rows, after: Rows, *, early: bool) -> None:
-        """An ATOMIC unit became everybody's; its writes were watched one by one inside."""
+        """Check an ATOMIC unit that was committed; its writes were checked one by one before."""
         for id, row in after.items():
             if before.get(id) != row:
                 if self._world.tracing:
@@ -226,7 +226,7 @@ class Watch:
     # --- replies ------------------------------------------------------------------------------
 
     def check_reply(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
-        """A flow has ended: its reply, and which (state × event) that was."""
+        """Check the reply of a flow that has ended, and count its pairs of state and event."""
         now = self._clock()
         for verb, given in asked:
             match verb:
@@ -290,7 +290,7 @@ class Watch:
         self.coverage[pair] = self.coverage.get(pair, 0) + 1
 
     def note_lost(self, asked: Asked, rows: Rows) -> None:
-        """A request never arrived: what it was about."""
+        """Note what a request that never arrived was about."""
         now = self._clock()
         for verb, given in asked:
             if verb in ("claim", "settle"):

@@ -44,7 +44,7 @@ class World:
         return self.draw() < probability
 
     def pick(self, among: Sequence[T]) -> T:
-        """One of these."""
+        """Draw one of these."""
         return among[int(self.draw() * len(among))]
 
     def between(self, low: int, high: int) -> int:
@@ -93,5 +93,5 @@ class World:
     # --- the record ---------------------------------------------------------------------------
 
     def tell(self, who: str, what: str) -> None:
-        """One line of the trace; callers ask for ``tracing`` first, since most runs are never read."""
+        """Add one line to the trace; callers ask for ``tracing`` first, since most runs are never read."""
         self.trace.append(f"{self.now / SECOND:14.6f}  {who:<12} {what}")

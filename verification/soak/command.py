@@ -51,7 +51,7 @@ def windowed_commands(worker: int, effects: str, rng: random.Random) -> Iterator
 
 
 def window(workers: int) -> list[str]:
-    """All keys that so many workers have asked for."""
+    """Return all keys that so many workers have asked for."""
     return [f"k{place}" for place in range((workers - 1) * KEYS_APART + KEYS_AT_ONCE)] if workers else []
 
 

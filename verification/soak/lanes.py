@@ -136,7 +136,7 @@ class Soak:
         self._save()
 
     def _keep_all(self, folder: Path, found: dict[str, Any]) -> None:
-        """Keep everything that was there, and say where."""
+        """Keep all evidence of a violation, and note where it is."""
         self.summary.status = "violated"
         self.summary.evidence = str(folder)
         if folder.is_dir():

@@ -28,7 +28,7 @@ class Plan:
     url: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """For JSON that may be passed on: without the URL's password."""
+        """The plan for a JSON document that may be published: without the URL's password."""
         return {
             **asdict(self),
             "folder": str(self.folder),

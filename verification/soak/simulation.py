@@ -44,7 +44,7 @@ class Chunk:
         return self._process.poll() is not None
 
     def has_held(self) -> bool:
-        """Whether it is over and every schedule held; then its log says nothing more and is gone."""
+        """Wait for the end; return whether every schedule held. If so, delete the log."""
         if self._process.wait() == 0:
             self.log.unlink(missing_ok=True)
             return True

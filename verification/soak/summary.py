@@ -22,7 +22,7 @@ class SoakError(Exception):
 
 
 def versions(url: str | None = None) -> dict[str, str]:
-    """What the figures belong to: the software, and the kind of server and the host that ``url`` names."""
+    """Return the software, and the kind of server and the host that ``url`` names, to which the figures belong."""
     parts = urlsplit(url or "sqlite://")
     return {
         "store": f"{parts.scheme}://{parts.hostname or ''}",  # its port may be another each run

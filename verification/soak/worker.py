@@ -29,7 +29,7 @@ class Line:
         self._back = back
 
     def say(self, *words: str) -> None:
-        """One message; no word has a space."""
+        """Send one message; no word has a space."""
         os.write(self._out, (" ".join(words) + "\n").encode())
 
     def hear(self) -> str:
@@ -120,7 +120,7 @@ class Worker:
         return self.wait()
 
     def wait(self) -> int:
-        """Its exit code (negative: the signal)."""
+        """Wait for the end; return the exit code (negative: the signal)."""
         assert not self.ended
         self.ended = True
         _, status = os.waitpid(self.pid, 0)

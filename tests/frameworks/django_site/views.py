@@ -281,5 +281,5 @@ async def ship_async(request: Any, number: int) -> Any:
 
 
 def effects(request: Any) -> Any:
-    """All effects, for tests."""
+    """Return all effects, for tests."""
     return JsonResponse(list(Effect.objects.order_by("pk").values_list("what", flat=True)), safe=False)

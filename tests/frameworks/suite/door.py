@@ -57,7 +57,7 @@ class Door:
         content_type: str = "application/json",
         **headers: str,
     ) -> Answered:
-        """One request. ``body`` is JSON, or bytes; ``headers`` have underscores for hyphens."""
+        """Send one request. ``body`` is JSON, or bytes; ``headers`` have underscores for hyphens."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if caller is not None:
             given["Authorization"] = f"Bearer {caller}"
@@ -72,7 +72,7 @@ class Door:
         return self.ask(path, method="GET", **how)
 
     def until_final(self, path: str, body: Any, key: str) -> Answered:
-        """As a client that retries while the command runs or its server is down."""
+        """Retry as a client does while the command runs or its server is down."""
         answers: list[Answered] = []
 
         def is_final() -> bool:
@@ -83,7 +83,7 @@ class Door:
         return answers[-1]
 
     def status(self, key: str) -> Any:
-        """What the shop tells the caller of a key."""
+        """Return what the shop answers the caller of a key about its status."""
         found = self.get(f"/operations?key={key}")
         if found.status in (301, 307, 308, 404) and found.headers.get("content-type") != "application/problem+json":
             found = self.get(f"/operations/?key={key}")  # where Django serves it

@@ -26,7 +26,7 @@ BARRED: Final = "mallory"  # whom every shop's guard refuses
 
 
 class Swallowed(Exception):
-    """What each shop's error handler makes a page of, with the status 200."""
+    """The error that each shop's error handler turns into a page with the status 200."""
 
 
 def folder() -> Path:
@@ -47,7 +47,7 @@ def prepare() -> None:
 
 
 def user_of(authorization: str | None) -> str | None:
-    """Who a bearer token names."""
+    """Return the user that a bearer token names."""
     scheme, _, token = (authorization or "").partition(" ")
     return token if scheme == "Bearer" and token else None
 
@@ -115,7 +115,7 @@ async def ship_async(asked: Any, permit: Any) -> str:
 
 
 def pieces(asked: Any) -> Iterator[bytes]:
-    """What a stream sends."""
+    """The pieces of a streamed answer."""
     yield b"first "
     if asked.get("do") == "break":
         raise RuntimeError("in the middle of its answer")
@@ -135,7 +135,7 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
 
 
 def approve(item: BulkItem) -> str:
-    """One item of a list."""
+    """Handle one item of a list."""
     if item.value == "locked":
         raise ItemFailed("LOCKED", retryable=True, written=False)
     note(item.value)

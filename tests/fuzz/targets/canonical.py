@@ -73,7 +73,7 @@ class Token(str):
 
 
 def one(data: bytes) -> None:
-    """One document."""
+    """Judge one document."""
     body = data[:_BYTES_MAX]
     for depth_max in (64, 3):
         assert _outcome(body, depth_max) == _slow(body, depth_max)

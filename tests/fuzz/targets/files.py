@@ -91,7 +91,7 @@ def _judge(path: Path, sample: Sample) -> None:
 
 
 def _perform(driver: SqliteDriver, make: Callable[[], Flow[Any]]) -> Any:
-    """What a verb answers; None where it is refused with an error that helps and repeats nothing stored."""
+    """Return what a verb answers; None if it raises an error that helps and repeats nothing stored."""
     problem = None
     try:
         answer = driver.run(make)
@@ -108,7 +108,7 @@ def _perform(driver: SqliteDriver, make: Callable[[], Flow[Any]]) -> Any:
 
 
 def integrity(path: Path) -> str:
-    """What SQLite's own check says of the file."""
+    """Return what SQLite's own check finds in the file."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             return "\n".join(str(row[0]) for row in connection.execute("PRAGMA integrity_check"))

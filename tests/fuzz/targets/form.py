@@ -32,7 +32,7 @@ _BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def one(data: bytes) -> None:
-    """One form."""
+    """Judge one form."""
     out = form_canonical(data)
     assert out == form_canonical(data)
     ambiguous = not data.isascii() or b";" in data or _BROKEN.search(data) or data.count(b"&") >= FIELDS_MAX

@@ -20,7 +20,7 @@ _NOT_BARE = frozenset(b'",;')
 
 
 def one(data: bytes) -> None:
-    """One field line."""
+    """Judge one field line."""
     line = data[:_LINE_MAX]
     key = _read(line)
     wanted, exact = _reference(line)
@@ -82,7 +82,7 @@ def _reference(line: bytes) -> tuple[str | None, bool]:
 
 
 def _closing(value: bytes) -> int:
-    """Where the first string of a value has ended."""
+    """Return where the first string of a value ends."""
     at = 1
     while at < len(value) and value[at] != 0x22:
         at += 2 if value[at] == 0x5C else 1

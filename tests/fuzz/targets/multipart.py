@@ -38,7 +38,7 @@ class Part:
 
 
 def one(data: bytes) -> None:
-    """One body whose boundary is `cut`."""
+    """Judge one body whose boundary is `cut`."""
     body = data[:_BYTES_MAX]
     found = digest([body], BOUNDARY)
     assert digest(pieces_of(body), BOUNDARY) == found, "it matters how the body is cut into chunks"

@@ -27,7 +27,7 @@ _TCHAR = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGH
 
 
 def one(data: bytes) -> None:
-    """One or more field lines, cut at line feeds."""
+    """Judge one or more field lines, cut at line feeds."""
     lines = data.split(b"\n")
     found = parse_wait(lines)
     assert found is None or 0 <= found <= 999_999_999

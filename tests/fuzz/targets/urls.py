@@ -50,7 +50,7 @@ TOKENS = (
 
 
 def one(data: bytes) -> None:
-    """One URL."""
+    """Judge one URL."""
     url = data.decode("utf-8", "surrogateescape")
     backend = _connect(url)
     if isinstance(backend, str):

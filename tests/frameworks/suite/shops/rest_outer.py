@@ -24,7 +24,7 @@ class Bearer(authentication.BaseAuthentication):  # type: ignore[misc]  # it shi
 
 
 class IsWelcome(permissions.IsAuthenticated):  # type: ignore[misc]
-    """Everybody but one."""
+    """Permit every caller but one."""
 
     def has_permission(self, request: Any, view: Any) -> bool:
         return bool(super().has_permission(request, view)) and request.user.pk != shop.BARRED
