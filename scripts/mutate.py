@@ -45,6 +45,7 @@ FILES: Final = (
     "keys",
     "core/backoff",
     "recipe",
+    "quota",
     "http/fingerprint/canonical",
     "http/fingerprint/fingerprinter",
     "http/fingerprint/multipart",
@@ -58,6 +59,8 @@ FILES: Final = (
     "outbox/rules",
     "operations/references",
     "sealing/rules",
+    "retention/rules",
+    "workers/rules",
 )
 TESTS: Final = "tests/rules"
 # Beyond the rules: with the tests that are about them and need no server but a file. A sample, not a part of the score.

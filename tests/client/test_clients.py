@@ -74,6 +74,19 @@ def test_every_attempt_of_an_intent_carries_its_key_and_the_same_bytes(colour: C
     assert {request.content for request in server.received} == {b'{"amount":"5.00"}'}
 
 
+def test_an_intent_keeps_its_key_and_its_bytes_however_often_it_is_sent(colour: Colour) -> None:
+    """By its name and by ``resume()``, over many processes: another key would be another payment."""
+    server = Server([LOST] * 12 + [CREATED])
+    for _ in range(3):
+        assert isinstance(colour.send(server, intent={"name": "rent"}, budget=Budget(attempts=2)), NotYet)
+        [(_, outcome)] = colour.run(server, lambda api: api.resume(), budget=Budget(attempts=2))
+        assert isinstance(outcome, NotYet)
+    assert isinstance(colour.send(server, intent={"name": "rent"}), Done)
+    assert len(server.received) == 13
+    sent_key(server)
+    assert {request.content for request in server.received} == {b'{"amount":"5.00"}'}
+
+
 def test_a_key_is_never_used_for_another_payload(colour: Colour) -> None:
     server = Server([CREATED])
     colour.send(server, intent={"name": "rent"})

@@ -13,7 +13,6 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit
 from semel.cli.main import main
-from semel.retention.rules import GAP_US_MAX, JUMP_US_MAX, PROVING_SECONDS, PurgeClock
 from semel.retention.worker import Reaper
 from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
@@ -23,44 +22,6 @@ from tests.engine.drivers import sqlite
 from tests.worker.test_reaper import SECOND_US, Times, command
 
 MONTH_US = 31 * 86_400 * SECOND_US
-NOW = 1_800_000_000 * SECOND_US
-HOUR = 3_600.0
-
-
-def test_a_steady_clock_is_trusted() -> None:
-    clock = PurgeClock()
-    for hour in range(100):
-        assert clock.doubt(NOW + hour * 3_600 * SECOND_US, NOW, hour * HOUR) == 0
-
-
-def test_a_clock_jump_stops_the_purge_for_a_day() -> None:
-    clock = PurgeClock()
-    assert clock.doubt(NOW, NOW, 0.0) == 0
-    for hour in range(1, 25):
-        now = NOW + MONTH_US + hour * 3_600 * SECOND_US
-        assert clock.doubt(now, now, hour * HOUR) == MONTH_US  # also where records were written since
-    assert clock.doubt(NOW + MONTH_US + 25 * 3_600 * SECOND_US, NOW, HOUR + PROVING_SECONDS) == 0
-
-
-def test_a_reverted_clock_jump_is_forgotten() -> None:
-    clock = PurgeClock()
-    clock.doubt(NOW, NOW, 0.0)
-    assert clock.doubt(NOW + MONTH_US, NOW, 1.0) != 0
-    assert clock.doubt(NOW + 2 * SECOND_US, NOW, 2.0) == 0
-
-
-def test_a_process_that_begins_a_month_after_the_newest_record_waits_for_a_day() -> None:
-    clock = PurgeClock()
-    assert clock.doubt(NOW + MONTH_US, NOW, 0.0) == MONTH_US
-    assert clock.doubt(NOW + MONTH_US + 3_600 * SECOND_US, NOW + MONTH_US, HOUR) == MONTH_US
-    assert clock.doubt(NOW + MONTH_US + GAP_US_MAX, NOW + MONTH_US, PROVING_SECONDS) == 0
-
-
-@pytest.mark.parametrize(("moved", "doubted"), [(JUMP_US_MAX, 0), (JUMP_US_MAX + 1, JUMP_US_MAX + 1), (-MONTH_US, 0)])
-def test_a_change_below_the_grace_is_not_a_jump(moved: int, doubted: int) -> None:
-    clock = PurgeClock()
-    clock.doubt(NOW, NOW, 0.0)
-    assert clock.doubt(NOW + moved, NOW, 0.0) == doubted
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
