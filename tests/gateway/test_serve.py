@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,19 @@ def test_an_answer_that_broke_off_is_not_terminated(gate: Running, upstream: Bre
     upstream.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
     with pytest.raises(httpx.RemoteProtocolError):
         gate.client.post("/payments", headers={"Idempotency-Key": CANARY})
+
+
+@pytest.mark.parametrize("path", ["/payments", "/other"])
+def test_an_answer_that_broke_off_is_no_whole_one_to_a_client_of_http_1_0(
+    gate: Running, upstream: Breaking, path: str
+) -> None:
+    """nginx speaks HTTP/1.0 by default, where an answer in chunks ends with its connection."""
+    upstream.answers.append(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=60) as connection:
+        connection.sendall(f"POST {path} HTTP/1.0\r\nIdempotency-Key: {CANARY}\r\nContent-Length: 0\r\n\r\n".encode())
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(65536):
+                pass
 
 
 def test_long_bodies_pass_both_ways(gate: Running, upstream: Breaking) -> None:

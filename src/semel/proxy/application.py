@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
@@ -67,6 +69,8 @@ class Front:
             # An answer that has begun is left without its end: the server closes the connection, which shows it.
             if not started:
                 await send_answer(send, cut.answer)
+            elif scope.get("http_version") == "1.0":
+                _reset(send)
 
     def declares(self, method: str, path: str) -> bool:
         """Whether a request is a declared operation, or spelled so that a lenient service could take it for one."""
@@ -230,6 +234,15 @@ async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
     """The answer to a probe. An unavailable service does not make the proxy unready: replays still work."""
     told = {} if check is None else dict(await check())
     return {**told, "upstream": "reachable" if await upstream.reach() else "unreachable"}
+
+
+def _reset(send: Send) -> None:
+    """Reset a client's connection under uvicorn, because in HTTP/1.0 its ordinary end is the end of the answer."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
 
 def _names_a_host(path: str) -> bool:
