@@ -19,7 +19,7 @@ from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.coverage import OVERRIDES
 from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
-from semel.http.spelling import normal_segments
+from semel.http.spelling import normal_segments, without_format
 from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
 from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, connection_headers
 from semel.workers.health import READY, Check, HealthServer
@@ -161,12 +161,24 @@ class ProxyApplication(Front):
         """Whether the middleware protects it, or refuses it for its spelling."""
         if method not in UNSAFE_METHODS:
             return False
-        return self._routes.find(method, path) is not None or (
-            self._routes.find_misspelled(method, normal_segments(path)) is not None
+        return (
+            self._routes.find(method, path) is not None
+            or self._routes.find_misspelled(method, normal_segments(path)) is not None
+            or self._with_format(method, path) is not None
         )
+
+    def _with_format(self, method: str, path: str) -> str | None:
+        """The template of the operation that a service may take ``/payments.json`` for."""
+        if method not in UNSAFE_METHODS or self._routes.find(method, path) is not None:
+            return None
+        segments = without_format(normal_segments(path))
+        return self._routes.find_misspelled(method, segments) if segments else None
 
     def _refusal(self, scope: Scope) -> Answer | None:
         refused = super()._refusal(scope)
+        if refused is None and (template := self._with_format(scope["method"].upper(), scope["path"])) is not None:
+            text = f"Send it as {template}, without what follows the dot: a service may take both for one operation."
+            return self._problems.answer(MISSPELLED, text)
         if refused is None and ";" in scope["path"]:
             found = self._routes.find(scope["method"], scope["path"])
             if found is not None and found[0].key_from is not None:
