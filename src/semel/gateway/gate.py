@@ -28,8 +28,9 @@ class KeyGate:
     written, as the service's own.
 
     Another spelling of a declared path, such as ``/Payments/`` or ``/payments.json``, needs a key as well: the service
-    may take it for the same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in TLS early data
-    (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy drops it.
+    may take it for the same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in
+    TLS early data (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy
+    drops it.
 
     Raises ConfigurationError where ``operations`` is empty.
 

@@ -251,8 +251,7 @@ async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
 def _reset(send: Send) -> None:
     """Reset a client's connection under uvicorn, because in HTTP/1.0 its ordinary end is the end of the answer."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
-    connection = None if transport is None else transport.get_extra_info("socket")
-    if connection is not None:
+    if transport is not None and (connection := transport.get_extra_info("socket")) is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
 
