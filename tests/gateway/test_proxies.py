@@ -331,6 +331,14 @@ def test_no_template_breaks_a_configuration(proxy: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_envoy_sends_all_commands_of_a_service_that_dies_to_the_other() -> None:
+    """Its own limit is three at once; the others would get a 503."""
+    text = WRITERS["envoy"](Edge(OPERATIONS, ["127.0.0.1:1", "127.0.0.1:2"], "127.0.0.1:3"))
+    document = json.loads("".join(line for line in text.splitlines() if not line.startswith("#")))
+    [cluster] = document["static_resources"]["clusters"]
+    assert cluster["circuit_breakers"]["thresholds"] == [{"max_retries": 1024}]
+
+
 def test_the_pattern_of_keys_accepts_what_the_service_accepts() -> None:
 
     for line in (

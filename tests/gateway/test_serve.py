@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def gate(upstream: Breaking, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("POST", "/Payments/", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/pay%6dents;v=1", [], "MISSING_IDEMPOTENCY_KEY"),
         ("post", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/payments.json", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/Payments%2eXML", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [""], "INVALID_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [f"{CANARY} spaced"], "INVALID_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [f"{CANARY},b"], "INVALID_IDEMPOTENCY_KEY"),
@@ -127,6 +130,23 @@ def test_an_answer_that_broke_off_is_not_terminated(gate: Running, upstream: Bre
     upstream.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
     with pytest.raises(httpx.RemoteProtocolError):
         gate.client.post("/payments", headers={"Idempotency-Key": CANARY})
+
+
+def read_to_its_end(connection: socket.socket) -> None:
+    while connection.recv(65536):
+        pass
+
+
+@pytest.mark.parametrize("path", ["/payments", "/other"])
+def test_an_answer_that_broke_off_is_no_whole_one_to_a_client_of_http_1_0(
+    gate: Running, upstream: Breaking, path: str
+) -> None:
+    """nginx speaks HTTP/1.0 by default, where an answer in chunks ends with its connection."""
+    upstream.answers.append(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=60) as connection:
+        connection.sendall(f"POST {path} HTTP/1.0\r\nIdempotency-Key: {CANARY}\r\nContent-Length: 0\r\n\r\n".encode())
+        with pytest.raises(ConnectionResetError):
+            read_to_its_end(connection)
 
 
 def test_long_bodies_pass_both_ways(gate: Running, upstream: Breaking) -> None:

@@ -25,6 +25,9 @@ timeout_seconds = 20
 name = "pay"
 path = "/payments"
 [[operation]]
+name = "pay-many"
+path = "/payments.csv"
+[[operation]]
 name = "invoice"
 path = "/invoices/{id}/pay"
 key_from = "path:id"
@@ -103,6 +106,14 @@ def test_a_retry_gets_the_first_answer_and_a_node_service_one_request(node: Prox
     assert node.client.post("/payments", json={}, headers={"idempotency-key": '"x"'}).status_code == 401
 
 
+def test_a_path_with_a_format_of_its_own_is_an_operation_or_passes(breaking: Breaking, faulty_proxy: Proxy) -> None:
+    """Rails and others take the format off; where a service does not, both paths are declared."""
+    for path in ("/payments.csv", "/report.json", "/v1.2/other"):
+        breaking.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok")
+        assert faulty_proxy.post(path, "format", {}).status_code == 201
+        assert breaking.requests[-1].startswith(b"POST " + path.encode())
+
+
 def test_two_callers_with_one_key_do_not_get_each_others_answer(node: Proxy) -> None:
     first = node.post("/payments", "shared", {"amount": 1}, "alice")
     other = node.post("/payments", "shared", {"amount": 1}, "bob")
@@ -145,6 +156,11 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
         ("POST /payments#x HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /a/%2e%2e/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /invoices/7;v=1/pay HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nContent-Length: 0", b"400"),
+        ("POST /payments.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /Payments%2eXML HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /payments. HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /invoices/7/pay.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("PUT /payments.json HTTP/1.1\r\nHost: x\r\nX-HTTP-Method-Override: post\r\nContent-Length: 0", b"400"),
         ("POST /payments;v=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("PUT /payments HTTP/1.1\r\nHost: x\r\nX-HTTP-Method-Override: post\r\nContent-Length: 0", b"400"),
         ("GET /payments HTTP/1.1\r\nHost: x\r\nX_HTTP_Method_Override: POST", b"400"),

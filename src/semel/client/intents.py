@@ -409,11 +409,21 @@ def to_answered(response: httpx.Response, at: float) -> Answered:
 
 def no_answer(error: httpx.RequestError) -> NoAnswer:
     """Turn an httpx exception into evidence. Raises ConfigurationError if the request itself cannot be sent."""
+    broken = _error_of_http2(error)
+    if broken is not None:  # its text may quote a header, such as a credential
+        return NoAnswer(f"HTTP/2: {broken}")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
         said = "a header has a value that HTTP cannot carry" if str(error).startswith(_ILLEGAL_VALUE) else error
         raise ConfigurationError(f"this request cannot be sent: {said}") from None
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
+
+
+def _error_of_http2(error: httpx.RequestError) -> str | None:
+    """The name of h2's own error, which blames this side for whatever a server sends that breaks the protocol."""
+    raised = error.__cause__.args if isinstance(error, httpx.LocalProtocolError) and error.__cause__ else ()
+    names = (type(each) for each in raised if type(each).__module__.partition(".")[0] == "h2")
+    return next((each.__name__ for each in names), None)
 
 
 def load_outcome(entry: JournalEntry) -> Outcome:

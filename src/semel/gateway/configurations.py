@@ -19,6 +19,7 @@ from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
 _ADDRESS: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):([0-9]{1,5})")
 _TYPE: Final = "type.googleapis.com/envoy.extensions"
 _LUA: Final = "envoy.filters.http.lua"
+_REQUESTS_AT_ONCE: Final = 1024  # Envoy's own limit of requests to a cluster
 _PROGRAM_SIZE: Final = 20_000  # of the key's grammar in RE2: 3,580, where Envoy allows 100
 
 
@@ -360,6 +361,9 @@ end
                     "name": "semel_service",
                     "type": "STRICT_DNS",
                     "connect_timeout": "5s",
+                    # By default only three requests at once may be sent again: the others of a service that dies get
+                    # a 503, although a key makes their repetition safe.
+                    "circuit_breakers": {"thresholds": [{"max_retries": _REQUESTS_AT_ONCE}]},
                     "load_assignment": {
                         "cluster_name": "semel_service",
                         "endpoints": [{"lb_endpoints": endpoints}],

@@ -9,7 +9,7 @@ from typing import Any
 from semel.errors import ConfigurationError, InvalidKey, MissingKey
 from semel.gateway.guarded import Guarded, refusal, sort_by_precision
 from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
-from semel.http.spelling import normal_raw_segments, normal_segments
+from semel.http.spelling import normal_raw_segments, normal_segments, without_format
 from semel.keys import parse_key
 from semel.proxy.configuration import KEYED
 
@@ -27,9 +27,10 @@ class KeyGate:
     Parameters: ``app`` the ASGI application behind it; ``operations`` what needs a key; ``problems`` how refusals are
     written, as the service's own.
 
-    Another spelling of a declared path, such as ``/Payments/``, needs a key as well: the service may take it for the
-    same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in TLS early data
-    (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy drops it.
+    Another spelling of a declared path, such as ``/Payments/`` or ``/payments.json``, needs a key as well: the service
+    may take it for the same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in
+    TLS early data (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy
+    drops it.
 
     Raises ConfigurationError where ``operations`` is empty.
 
@@ -58,6 +59,8 @@ class KeyGate:
         found = _first(self._exact, method, path)
         if found is None:
             found = _first(self._lenient, method, "/" + "/".join(normal_segments(path)))
+        if found is None and (segments := without_format(normal_segments(path))):
+            found = _first(self._lenient, method, "/" + "/".join(segments))
         if found is None and raw_path:
             parts = (each.replace("/", "%2f") for each in normal_raw_segments(raw_path))
             found = _first(self._lenient, method, "/" + "/".join(parts))

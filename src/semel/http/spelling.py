@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
 _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in its normal spelling already
+_FORMAT: Final = re.compile(r"(.+)\.[a-z0-9]*", re.ASCII).fullmatch
 _DECODED_MAX: Final = 3  # layers that may each decode a path again
 
 
@@ -61,3 +62,13 @@ def normal_raw_segments(raw_path: bytes) -> list[str]:
         for part in raw_path.partition(b"?")[0].decode("latin-1").split("/")
         if (segments := normal_segments(part))
     ]
+
+
+def without_format(segments: list[str]) -> list[str]:
+    """Normal segments without a format at their end, which Rails and others take off; empty where there is none.
+
+    >>> without_format(["orders", "7", "cancel.json"])
+    ['orders', '7', 'cancel']
+    """
+    found = _FORMAT(segments[-1]) if segments else None
+    return [] if found is None else [*segments[:-1], found[1]]

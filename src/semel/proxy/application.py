@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.coverage import OVERRIDES
 from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
-from semel.http.spelling import normal_segments
+from semel.http.spelling import normal_segments, without_format
 from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
 from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, connection_headers
 from semel.workers.health import READY, Check, HealthServer
@@ -67,6 +69,8 @@ class Front:
             # An answer that has begun is left without its end: the server closes the connection, which shows it.
             if not started:
                 await send_answer(send, cut.answer)
+            elif scope.get("http_version") == "1.0":
+                _reset(send)
 
     def declares(self, method: str, path: str) -> bool:
         """Whether a request is a declared operation, or spelled so that a lenient service could take it for one."""
@@ -157,12 +161,24 @@ class ProxyApplication(Front):
         """Whether the middleware protects it, or refuses it for its spelling."""
         if method not in UNSAFE_METHODS:
             return False
-        return self._routes.find(method, path) is not None or (
-            self._routes.find_misspelled(method, normal_segments(path)) is not None
+        return (
+            self._routes.find(method, path) is not None
+            or self._routes.find_misspelled(method, normal_segments(path)) is not None
+            or self._with_format(method, path) is not None
         )
+
+    def _with_format(self, method: str, path: str) -> str | None:
+        """The template of the operation that a service may take ``/payments.json`` for."""
+        if method not in UNSAFE_METHODS or self._routes.find(method, path) is not None:
+            return None
+        segments = without_format(normal_segments(path))
+        return self._routes.find_misspelled(method, segments) if segments else None
 
     def _refusal(self, scope: Scope) -> Answer | None:
         refused = super()._refusal(scope)
+        if refused is None and (template := self._with_format(scope["method"].upper(), scope["path"])) is not None:
+            text = f"Send it as {template}, without what follows the dot: a service may take both for one operation."
+            return self._problems.answer(MISSPELLED, text)
         if refused is None and ";" in scope["path"]:
             found = self._routes.find(scope["method"], scope["path"])
             if found is not None and found[0].key_from is not None:
@@ -230,6 +246,14 @@ async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
     """The answer to a probe. An unavailable service does not make the proxy unready: replays still work."""
     told = {} if check is None else dict(await check())
     return {**told, "upstream": "reachable" if await upstream.reach() else "unreachable"}
+
+
+def _reset(send: Send) -> None:
+    """Reset a client's connection under uvicorn, because in HTTP/1.0 its ordinary end is the end of the answer."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is not None and (connection := transport.get_extra_info("socket")) is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
 
 
 def _names_a_host(path: str) -> bool:
