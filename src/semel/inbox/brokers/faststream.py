@@ -24,6 +24,7 @@ except ModuleNotFoundError as missing:
 _NAMES: Final = (EVENT_ID, "Nats-Msg-Id", "message_id")
 _LOG: Final = logging.getLogger("semel.consumers")
 _BATCHES: Final = ("bstream", "blist")  # of Redis
+HELD_SECONDS: Final = 60.0  # between two reports of a subscriber that cannot handle anything
 _LOST: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
 
 
@@ -31,9 +32,10 @@ class InboxMiddleware:
     """Subscribers of a broker or router handle each message once; ``Context("inbox")`` is the inbox's Message.
 
     FastStream acknowledges after it, that is after the commit (on Kafka only if you set
-    ``ack_policy=AckPolicy.NACK_ON_ERROR``). What fails is delivered again, whatever else the policy says of errors,
-    until the inbox parks it. A repetition is acknowledged; nothing is published from it. A subscriber that raises
-    RejectMessage parks its message, one that raises AckMessage has handled it.
+    ``ack_policy=AckPolicy.NACK_ON_ERROR``: without it the subscriber stops at its first message). What fails is
+    delivered again, whatever else the policy says of errors, until the inbox parks it. A repetition is acknowledged;
+    nothing is published from it. A subscriber that raises RejectMessage parks its message, one that raises AckMessage
+    has handled it.
 
     Parameters: ``retry_seconds`` before a message is delivered again, on NATS, or tried again here where the store is
     away or another worker is at it; ``id_of`` finds a message's id in FastStream's ``StreamMessage``. Otherwise it is
@@ -77,9 +79,9 @@ class InboxMiddleware:
                 except RejectMessage as error:
                     raise Poison(str(error)) from error
 
+        await _hold_if_acknowledged(context)
         deliveries = Deliveries(self._inbox, handler, self._failed)
         try:
-            _check_policy(context)
             (id, unnamed), counted = find_id(self._id_of, msg, message_id), _count_deliveries(msg.raw_message)
             while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:
                 if _is_of_jetstream(msg.raw_message):
@@ -141,9 +143,13 @@ def _is_of_jetstream(raw: Any) -> bool:
     return hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK.")
 
 
-def _check_policy(context: Any) -> None:
+async def _hold_if_acknowledged(context: Any) -> None:
+    """Wait for ever with a message that FastStream acknowledges first, or never: those behind it would be lost, too."""
     policy = getattr(context.get_local("handler_"), "ack_policy", None)
-    if policy in _LOST:
-        raise ConfigurationError(
-            f"ack_policy={policy} does not acknowledge after the inbox: use ack_policy=AckPolicy.NACK_ON_ERROR"
+    while policy in _LOST:
+        _LOG.error(
+            "ack_policy=%s does not acknowledge after the inbox: use ack_policy=AckPolicy.NACK_ON_ERROR; this "
+            "subscriber handles no message until then",
+            policy,
         )
+        await asyncio.sleep(HELD_SECONDS)
