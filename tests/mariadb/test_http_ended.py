@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
+import asyncmy.errors
+import pymysql
 import pytest
 
 from semel.core.model import State
@@ -34,6 +37,26 @@ def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outs
 
     answer = ask(fellow, writes_of, is_killed)
     check_retryable(answer)
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+@pytest.mark.parametrize("again", [1, 2])  # the second statement does not reach a server any more
+def test_a_connection_that_the_server_ended_under_the_handler_may_be_retried(
+    fellow: Fellow, outside: Outside, again: int
+) -> None:
+    async def goes_on(db: Writes) -> None:
+        await db.insert()
+        [(id,)] = await db.execute("SELECT CONNECTION_ID()")
+        outside.fetch(f"KILL CONNECTION {id}")
+        for _ in range(again - 1):
+            with suppress(pymysql.MySQLError, asyncmy.errors.MySQLError):
+                await db.insert(2)
+        await db.insert(2)
+
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, goes_on, raised=raised))
+    assert len(raised) == 1  # the server's log has it
     assert (outside.rows(), outside.states) == ([], [])
     retry_runs(fellow, outside)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 import asyncpg
 import psycopg
@@ -49,6 +50,25 @@ def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outs
         await_true(lambda: not outside.connection.execute(gone, (pid,)).fetchall(), "the server to end it")
 
     check_retryable(ask(fellow, writes_of, idles))
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+@pytest.mark.parametrize("again", [1, 2])  # the second statement does not reach a server any more
+def test_a_connection_that_the_server_ended_under_the_handler_may_be_retried(
+    fellow: Fellow, outside: Outside, again: int
+) -> None:
+    async def goes_on(db: Writes) -> None:
+        await db.insert()
+        outside.connection.execute("SELECT pg_terminate_backend(%s, 5000)", (await _pid(db),))
+        for _ in range(again - 1):
+            with suppress(psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await db.insert(2)
+        await db.insert(2)
+
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, goes_on, raised=raised))
+    assert len(raised) == 1  # the server's log has it
     assert (outside.rows(), outside.states) == ([], [])
     retry_runs(fellow, outside)
 

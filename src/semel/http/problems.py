@@ -262,8 +262,8 @@ class Problems:
     def rolled_back(self) -> Answer:
         """The answer where an ATOMIC command was stopped for a reason that passes, and nothing of it remains."""
         text = (
-            "The command did not end in time, or another transaction was in its way. It was rolled back: nothing was "
-            "done. Retry with the same key."
+            "The command did not end in time, another transaction was in its way, or its connection to the database "
+            "ended. It was rolled back: nothing was done. Retry with the same key."
         )
         return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sqlite3
 import threading
 import uuid
 from contextlib import redirect_stdout
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
+import psycopg
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.contrib.auth.models import Group, Permission, User
@@ -20,7 +22,7 @@ from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connections, models
+from django.db import DatabaseError, OperationalError, connections, models
 from django.http import HttpResponse, JsonResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
 from django.test.utils import isolate_apps
@@ -102,6 +104,17 @@ def form_of(note: str, size: int) -> bytes:
 
 def effects() -> list[str]:
     return list(Effect.objects.order_by("pk").values_list("what", flat=True))
+
+
+def lost_line() -> OperationalError:
+    """What Django raises where the database's answer to a COMMIT does not come."""
+    cause: Any = psycopg.OperationalError("server closed the connection unexpectedly")
+    if connections["default"].vendor == "sqlite":
+        cause = sqlite3.OperationalError("interrupted")
+        cause.sqlite_errorcode = sqlite3.SQLITE_INTERRUPT
+    error = OperationalError(*cause.args)
+    error.__cause__ = cause
+    return error
 
 
 class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
@@ -187,6 +200,15 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         failing = mock.Mock(side_effect=[DatabaseError("the line broke")])
         with mock.patch.object(kind, "_commit", failing):
             assert self.ask("/atomic", {"what": "c", "do": "hook"}).status_code == 500
+        assert (effects(), self.state(), views.HOOKS) == ([], None, [])
+        assert self.ask("/atomic", {"what": "c", "do": "hook"}).status_code == 201
+
+    def test_a_commit_that_no_server_confirms_may_be_retried(self) -> None:
+        failing = mock.Mock(side_effect=[lost_line()])
+        with mock.patch.object(type(connections["default"]), "_commit", failing):
+            answer = self.ask("/atomic", {"what": "c", "do": "hook"})
+        assert (answer.status_code, answer.headers["Semel-Code"]) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE")
+        assert (answer.json()["retryable"], answer.json()["mayHaveHappened"]) == (True, True)
         assert (effects(), self.state(), views.HOOKS) == ([], None, [])
         assert self.ask("/atomic", {"what": "c", "do": "hook"}).status_code == 201
 

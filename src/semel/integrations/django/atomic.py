@@ -8,7 +8,7 @@ from typing import Any
 from semel.atomic.run import Atomic
 from semel.core.model import Answer
 from semel.core.outcomes import Refused, Succeeded, classify_answer
-from semel.errors import CommandError, HandlerRefused, StoreError
+from semel.errors import CommandError, HandlerRefused, StoreError, StoreTimeout
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange
 from semel.http.outage import NO_STORE, UNCLAIMED
@@ -34,6 +34,8 @@ class AtomicRun:
         self.refusal: Answer | None = None
         self.block: Atomic | None = None
         self.error: BaseException | None = None  # which the view raised
+        self.is_settled = False  # whether all that is left is Django's commit
+        self._uncommitted: BaseException | None = None  # which that raised
         self._exchange = exchange
         self._place = place
         self._is_committed = False
@@ -41,6 +43,11 @@ class AtomicRun:
     def note_commit(self) -> None:
         """Django's transaction is committed, and the record with it."""
         self._is_committed = True
+
+    def note_error(self, error: BaseException) -> None:
+        """Django has met this, in the view or behind it."""
+        if self.is_settled and self.error is None:
+            self._uncommitted = error
 
     def conclude(self, response: Any) -> Any:
         """Choose the response that may leave, once the transaction has ended."""
@@ -54,10 +61,19 @@ class AtomicRun:
             if verdict is not None:
                 return in_place_of(response, self._exchange.present(verdict))
         elif not self._is_committed:
-            answer = None if self.error is None else self._answer_stopped(response.status_code, self.error)
+            answer = self._answer_failed(response.status_code)
             return response if answer is None else in_place_of(response, answer)
         assert self.block.permit is not None
         return with_lines(response, self._exchange.honours(self.block.permit))
+
+    def _answer_failed(self, status: int) -> Answer | None:
+        """The answer in place of an error page, where the view, or the commit behind it, failed for now."""
+        if self.error is not None:
+            return self._answer_stopped(status, self.error)
+        error, self._uncommitted = self._uncommitted, None  # it holds frames that hold this
+        if error is None or not self._exchange.is_stopped(status, error):
+            return None
+        return self._place.surface.problems.of_error(StoreTimeout(str(error)), maybe_done=True)
 
     def _answer_stopped(self, status: int, error: BaseException) -> Answer | None:
         """Answer in place of an error page, where the view was stopped for a reason that passes."""
@@ -125,6 +141,7 @@ def run_atomic(
                 if not isinstance(outcome, Succeeded):
                     raise _RolledBack
                 block.answer = answer
+            run.is_settled = True
             if is_in_test_case:  # which never commits
                 run.note_commit()
         except _RolledBack:

@@ -53,6 +53,12 @@ class SemelMiddleware:
         with site().threads:
             return self._serve(request)
 
+    def process_exception(self, request: Any, error: Exception) -> None:
+        """What Django's commit has raised, for which Django answers 500; it calls this for each exception of a view."""
+        call = getattr(request, CALL, None)
+        if call is not None and call.atomic is not None:
+            call.atomic.note_error(error)
+
     def limit_waiters(self, engine: Engine) -> None:
         """Let no more threads of a WSGI server wait for running duplicates than leave others free."""
         if not self._is_async:  # where each request has its own thread

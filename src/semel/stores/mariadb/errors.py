@@ -24,6 +24,8 @@ AUTOINC_BUSY: Final = 1467
 DEADLOCK: Final = 1213
 CONFLICTS: Final = frozenset({DEADLOCK, 1020})  # 1020: changed since its snapshot. All of the transaction is undone
 STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or somebody stopped it
+GONE: Final = frozenset({2006, 2013, 2055})  # what a library says of a connection that has ended
+CLOSED: Final = frozenset({(0, ""), (0, "Not connected")})  # and of one on which it has found that before
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
 ELSEWHERE: Final = "semel: another database"  # signalled by what a unit says
@@ -55,7 +57,7 @@ _REMEDIES: Final = {
     2026: "TLS failed: check the URL's tls options and the server's certificate",
 }
 _MIGRATING: Final = ("CREATE ", "ALTER ", "INDEX ", "DROP ")  # command denied
-_UNDECIDED: Final = frozenset(  # the connection or the commit ended under the statement
+UNDECIDED: Final = frozenset(  # the connection or the commit ended under the statement
     {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 1969}
 )
 # The server takes no writes, or none at all: where a name leads to another one by now, that is found by connecting.
@@ -89,7 +91,7 @@ def parse_refusal(error: Exception) -> MariadbRefused | None:
 
 def ends_connection(error: MariadbRefused) -> bool:
     """Whether the connection is not to be used again."""
-    return error.code in _UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
+    return error.code in UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
 
 
 def is_elsewhere(error: MariadbRefused) -> bool:
@@ -99,7 +101,7 @@ def is_elsewhere(error: MariadbRefused) -> bool:
 
 def store_error(error: MariadbRefused) -> StoreError | SchemaError:
     """The error for a server's error reply to a statement."""
-    if error.code in _UNDECIDED:
+    if error.code in UNDECIDED:
         return StoreTimeout(f"MariaDB: the statement was interrupted ({_line(error.text)}): not known yet")
     if error.code == 1146:
         return SchemaError("this database has no Semel tables; run: semel migrate")

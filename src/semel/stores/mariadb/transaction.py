@@ -16,13 +16,16 @@ from semel.stores.clock import Clock
 from semel.stores.failures import with_causes
 from semel.stores.mariadb.errors import (
     AUTOINC_BUSY,
+    CLOSED,
     CONFLICTS,
     DEADLOCK,
     ELSEWHERE,
+    GONE,
     LOCK_WAIT_TIMEOUT,
     SAVEPOINT_MISSING,
     SIGNALLED,
     STOPPED,
+    UNDECIDED,
     Lost,
     MariadbRefused,
     is_elsewhere,
@@ -231,11 +234,15 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_stopped(error: BaseException) -> bool:
-    """Whether the server stopped a handler's statement because its time was over."""
-    return not _codes(error).isdisjoint(STOPPED)
+    """Whether a handler's statement failed for now: its time was over, or its connection has ended."""
+    has_ended = any(each.args in CLOSED for each in _theirs(error))
+    return has_ended or not _codes(error).isdisjoint(STOPPED | GONE | UNDECIDED)
 
 
 def _codes(error: BaseException) -> set[object]:
     """The server's numbers in an error of either library, or in those that another one was made of."""
-    theirs = [each for each in with_causes(error) if type(each).__module__.split(".")[0] in ("pymysql", "asyncmy")]
-    return {each.args[0] for each in theirs if each.args and isinstance(each.args[0], int)}
+    return {each.args[0] for each in _theirs(error) if each.args and isinstance(each.args[0], int)}
+
+
+def _theirs(error: BaseException) -> list[BaseException]:
+    return [each for each in with_causes(error) if type(each).__module__.split(".")[0] in ("pymysql", "asyncmy")]

@@ -53,7 +53,7 @@ _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the conne
 def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
     """Make the error to raise for what a client library raised while a statement was on its way."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
-    if sqlstate is None or sqlstate in _UNDECIDED or sqlstate.startswith("08"):
+    if sqlstate is None or _ends_connection(sqlstate):
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
     if sqlstate == "3F000":
         return SchemaError(
@@ -94,8 +94,29 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_stopped(error: BaseException) -> bool:
-    """Whether the server stopped a handler's statement or transaction because its time was over."""
-    return any(getattr(each, "sqlstate", None) in _STOPPED for each in with_causes(error))
+    """Whether a handler's statement failed for now: its time was over, or its connection has ended.
+
+    >>> is_stopped(ValueError("the connection is closed"))
+    False
+    """
+    return any(_is_for_now(each) for each in with_causes(error))
+
+
+def _is_for_now(error: BaseException) -> bool:
+    sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate is not None:
+        return sqlstate in _STOPPED or _ends_connection(str(sqlstate))
+    match type(error).__module__.partition(".")[0], type(error).__name__:
+        case "psycopg", "OperationalError":
+            return getattr(error, "pgconn", None) is None  # that of an attempt to connect, perhaps elsewhere
+        case "asyncpg", "InterfaceError":
+            return "connection is closed" in str(error)
+        case _:
+            return False
+
+
+def _ends_connection(sqlstate: str) -> bool:
+    return sqlstate in _UNDECIDED or sqlstate.startswith("08")
 
 
 # libpq tells of a refused connection by words alone; asyncpg by its SQLSTATE.
