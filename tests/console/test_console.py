@@ -78,6 +78,15 @@ def settling(client: TestClient, *ids: str, **fields: str) -> dict[str, Any]:
     return {"token": token_of(page.text), "seen": seen, **said, **fields}
 
 
+@pytest.mark.parametrize("library", ["jinja2", "starlette"])
+def test_a_library_of_the_extra_that_is_missing_is_named_with_its_remedy(library: str) -> None:
+    code = f"import sys; sys.modules['{library}'] = None; import semel.console"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"ModuleNotFoundError: {library} is missing, which semel.console needs: pip install ")
+    assert "[console]" in last
+
+
 def state_of(engine: Engine, id: str) -> State:
     [record] = [
         each

@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,12 @@ def check_make(words: list[str]) -> str:
 
 def check_pip(words: list[str], folder: Path) -> None:
     """The package can be installed from a checkout beside this folder, and has the extras. Nothing is installed."""
-    places = {word.partition("[")[0] for word in words}
-    if len(places) != 1 or not places <= {"./semel", "../semel"}:
-        raise AssertionError(f"pip install {words}: only a checkout can be installed yet")
-    copy = folder / places.pop()
+    ours = [word for word in words if word.partition("[")[0] == "../semel"]
+    if len(ours) != 1:
+        raise AssertionError(f"pip install {words}: only a checkout beside the project can be installed yet")
+    for name in words:
+        assert name in ours or metadata.distribution(name), f"{name} is not among the locked packages"
+    copy = folder / "../semel"
     if not copy.exists():
         copy.mkdir()
         for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -185,7 +188,7 @@ def check_pip(words: list[str], folder: Path) -> None:
     report = folder / "pip.json"
     options = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--quiet", "--report", str(report), *words],
+        [sys.executable, "-m", "pip", "install", *options, "--quiet", "--report", str(report), *ours],
         cwd=folder,
         capture_output=True,
         text=True,

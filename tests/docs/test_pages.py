@@ -103,6 +103,18 @@ def test_each_cell_of_the_settings_agrees_with_the_nemeses() -> None:
     assert named == wanted
 
 
+INSTALLED = re.compile(r"(?:pip install |[Ii]nstall )[`'\"]*([^\s`'\"]*semel)\[")
+
+
+def test_every_page_installs_the_checkout_beside_the_project() -> None:
+    """`semel` alone would be whatever an index has under that name, and `./semel` is not beside the project."""
+    found = {
+        path.name: set(INSTALLED.findall(path.read_text("utf-8"))) for path in PAGES if path.parent.name != "decisions"
+    }
+    assert {name: places for name, places in found.items() if places - {"../semel"}} == {}
+    assert INSTALLED.findall("`pip install 'semel[redis]'`, Install `semel[proxy]`") == ["semel", "semel"]
+
+
 def test_every_folder_of_tests_is_in_the_overview() -> None:
     folders = {path.parent.name for path in ROOT.glob("tests/*/__init__.py")}
     table = page("internals/overview.md").partition("## What the tests are made of")[2]

@@ -388,6 +388,40 @@ def innermost(error: BaseException) -> str:
     return str(error)
 
 
+WITHOUT_THE_APP: Final = """
+import django
+from django.conf import settings
+settings.configure(
+    ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], MIDDLEWARE=["semel.integrations.django.middleware.SemelMiddleware"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3"}},
+    SEMEL={"CALLER": "semel.http.single_caller"},
+)
+django.setup()
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from semel.integrations import django as semel
+view = semel.command("pay", effects="atomic")(lambda request: HttpResponse("ok"))
+urlpatterns = [path("pay", view)]
+for use in (semel.engine, lambda: Client().post("/pay", headers={"Idempotency-Key": "key-1"})):
+    try:
+        print("no error:", use())
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_djangos_app_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    """It makes the tables and checks the settings, and without it nothing refuses ORM writes beside the record."""
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_APP], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    first, second = run.stdout.splitlines()
+    assert first == second
+    assert first.startswith("ConfigurationError: INSTALLED_APPS lacks 'semel.integrations.django'")
+
+
 @pytest.fixture(scope="module")
 def django(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a project of Django's says, which is configured once in a process."""

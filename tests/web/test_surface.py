@@ -181,7 +181,7 @@ def test_a_caller_function_is_required_by_the_surface() -> None:
     with pytest.raises(ConfigurationError) as refused:
         surface()
     assert '    caller=from_state("user"),' in str(refused.value)
-    assert "    from semel.http.caller import from_state, single_caller" in str(refused.value)
+    assert "    from semel.http import from_state, single_caller" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,17 @@
 """The operators' pages: stuck commands, their causes, settling them (docs/console.md). Needs the extra ``console``."""
 
+from __future__ import annotations
+
+from semel.extras import install_command
+
+try:
+    import jinja2  # noqa: F401 - a missing one is reported here, in a sentence
+    import starlette  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{error.name} is missing, which semel.console needs: {install_command('console')}", name=error.name
+    ) from error
+
 from semel.console.app import Console
 
 __all__ = ["Console"]

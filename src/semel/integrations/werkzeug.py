@@ -30,7 +30,7 @@ ABOVE: Final = (
 WHO: Final = (
     "who is calling? A key means something only for its caller. Give a function that says who, such as "
     "caller=lambda: {example}, or for a tool with one tenant and one user "
-    "caller=single_caller (from semel.http.caller)"
+    "caller=single_caller (from semel.http)"
 )
 
 
@@ -119,7 +119,7 @@ def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
             return Caller(tenant, str(found))
         raise ConfigurationError(
             f"caller= returned a {type(found).__name__}; it must return a text, a number, a UUID, a "
-            "semel.http.caller.Caller, or None where the caller is not known"
+            "semel.http.Caller, or None where the caller is not known"
         )
 
     return read

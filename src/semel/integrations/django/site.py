@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
+from django.apps import apps
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.urls import get_resolver
@@ -29,6 +30,7 @@ from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
 
+APP: Final = "semel.integrations.django"
 _OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", "WAITERS_MAX", "BESIDE")
 
 
@@ -81,6 +83,7 @@ class Site:
         _check_names("SEMEL", given, (*_OWN, *_SURFACE), str.upper)
         _check_names("SEMEL['ENGINE']", given.get("ENGINE", {}), tuple(EngineOptions.__annotations__), str.lower)
         self.wrong: SemelError | None = None
+        self._has_app = False
         self.database: str = given.get("DATABASE", "default")
         self._url: str | None = given.get("URL")
         self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
@@ -93,6 +96,13 @@ class Site:
 
     def check(self) -> None:
         """Raise what is wrong with the settings: nothing is served with them, and no default takes their place."""
+        if not self._has_app and apps.apps_ready:
+            self._has_app = True
+            if not apps.is_installed(APP):
+                self.wrong = self.wrong or ConfigurationError(
+                    f"INSTALLED_APPS lacks {APP!r}: without it manage.py makes no tables and checks nothing, and ORM "
+                    "writes that would commit without their record are not refused"
+                )
         if self.wrong is not None:
             raise self.wrong
 
