@@ -326,6 +326,15 @@ def test_a_zone_of_one_offset_comes_back_as_a_timezone_whatever_its_class() -> N
     assert same(through(parsed, datetime), again)
 
 
+@pytest.mark.parametrize("microseconds", [1, -1, 999_999, -999_999, 1_500_000, -1_500_000])
+def test_an_offset_of_less_than_a_second_is_read_back(microseconds: int) -> None:
+    zone = timezone(timedelta(microseconds=microseconds))
+    at = datetime(2026, 7, 1, 12, tzinfo=zone)
+    assert through(at, datetime).utcoffset() == zone.utcoffset(None)
+    assert through(time(12, tzinfo=zone), time).utcoffset() == zone.utcoffset(None)
+    assert same(from_plain(to_plain(at, "it")), at)
+
+
 def test_an_instant_survives_new_rules_of_its_zone() -> None:
     shape = Shapes().of(datetime, "here")
     at = shape.decode("2026-07-01T12:00:00+07:00[Europe/Berlin]")

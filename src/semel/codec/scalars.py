@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 MICROSECOND: Final = timedelta(microseconds=1)
+_SUBSECOND_OFFSET: Final = re.compile(r"([+-])00:00:00\.(\d{6})\Z")
 
 
 class Unserialisable(Exception):
@@ -73,13 +75,26 @@ def _moment(text: str) -> datetime:
     plain, bracket, key = text.partition("[")
     value = datetime.fromisoformat(plain)
     if not bracket:
-        return value
+        return value.replace(tzinfo=_zone(value.tzinfo, plain))
     offset = value.utcoffset()
     zoned = value.replace(tzinfo=ZoneInfo(key.removesuffix("]")))
     for known in (zoned, zoned.replace(fold=1)):  # the offset says which of two equal wall-clock times it is
         if known.utcoffset() == offset:
             return known
     return value.astimezone(zoned.tzinfo)  # the zone's rules were changed meanwhile: the instant stays
+
+
+def _zone(found: tzinfo | None, text: str) -> tzinfo | None:
+    """The zone of a parsed text: CPython's ``fromisoformat`` reads an offset of less than a second as UTC."""
+    offset = _SUBSECOND_OFFSET.search(text)
+    if offset is None:
+        return found
+    return timezone(int(offset[1] + offset[2]) * MICROSECOND)
+
+
+def _time(text: str) -> time:
+    value = time.fromisoformat(text)
+    return value.replace(tzinfo=_zone(value.tzinfo, text))
 
 
 def _time_text(value: time) -> str:
@@ -103,7 +118,7 @@ SCALARS: Final[Mapping[type, Scalar]] = {
     UUID: Scalar("uuid", str, UUID),
     datetime: Scalar("datetime", _moment_text, _moment),
     date: Scalar("date", date.isoformat, date.fromisoformat),
-    time: Scalar("time", _time_text, time.fromisoformat),
+    time: Scalar("time", _time_text, _time),
     timedelta: Scalar("timedelta", lambda value: str(value // MICROSECOND), lambda text: int(text) * MICROSECOND),
     bytes: Scalar("bytes", lambda value: base64.b64encode(value).decode("ascii"), _bytes),
 }
