@@ -128,6 +128,12 @@ def test_a_302_may_follow_a_success_and_is_in_doubt() -> None:
     assert isinstance(Driven(Answered(302)).outcome, InDoubt)
 
 
+@pytest.mark.parametrize("code", [300, 301, 307, 308])
+def test_a_redirect_after_a_lost_attempt_proves_nothing(code: int) -> None:
+    """The lost one may have been served before the redirect was there: a new key would do it again."""
+    assert isinstance(Driven(LOST, Answered(code)).outcome, InDoubt)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *PROXY_KINDS], ids=lambda kind: kind.code)
 def test_every_problem_document_of_the_server_is_obeyed(kind: Any) -> None:
     answer = problem(kind.status, kind.code, retryable=kind.retryable, keyAction=kind.key_action)

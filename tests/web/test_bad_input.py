@@ -90,9 +90,11 @@ def test_a_body_that_is_too_large(make_web: MakeWeb, body: Any, headers: Any) ->
     assert assert_refused(web, 413, TOO_LARGE, body=body, headers=headers)["keyAction"] == "keep"
 
 
-def test_a_body_as_large_as_allowed(make_web: MakeWeb) -> None:
+@pytest.mark.parametrize("media_type", ["application/json", "text/plain"])
+@pytest.mark.parametrize("body", [b"1" * 100, [b"1" * 60, b"1" * 40]], ids=["whole", "in pieces"])
+def test_a_body_as_large_as_allowed(make_web: MakeWeb, body: Any, media_type: str) -> None:
     web = make_web(policy=Policy(body_bytes_max=100))
-    assert web.call(body=[b"1" * 60, b"1" * 40]).status == 201
+    assert web.call(body=body, headers=[("Content-Type", media_type)]).status == 201
     assert web.seen[0].body == b"1" * 100
 
 
