@@ -177,8 +177,9 @@ def check_pip(words: list[str], folder: Path) -> None:
     ours = [word for word in words if word.partition("[")[0] == "../semel"]
     if len(ours) != 1:
         raise AssertionError(f"pip install {words}: only a checkout beside the project can be installed yet")
-    for name in words:
-        assert name in ours or metadata.distribution(name), f"{name} is not among the locked packages"
+    locked = {found.name for found in metadata.distributions()}
+    for name in {*words} - {*ours}:
+        assert name.lower() in {each.lower().replace("_", "-") for each in locked}, f"{name} is not locked"
     copy = folder / "../semel"
     if not copy.exists():
         copy.mkdir()
