@@ -81,6 +81,8 @@ def test_an_intent_keeps_its_key_and_its_bytes_however_often_it_is_sent(colour: 
         assert isinstance(colour.send(server, intent={"name": "rent"}, budget=Budget(attempts=2)), NotYet)
         [(_, outcome)] = colour.run(server, lambda api: api.resume(), budget=Budget(attempts=2))
         assert isinstance(outcome, NotYet)
+    [entry] = colour.journal.open()
+    assert entry.sends == 12  # each is noted before it leaves
     assert isinstance(colour.send(server, intent={"name": "rent"}), Done)
     assert len(server.received) == 13
     sent_key(server)

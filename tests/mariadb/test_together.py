@@ -84,6 +84,8 @@ class TestOnServer:
         before = read(fellow)
         said = [settlement(grant, answer=answer) for grant, answer in zip(granted, ANSWERS[differing], strict=True)]
         said[3] = said[3]._replace(business_ref="é'", error_code="")
+        if differing != "nothing":
+            said[5] = said[5]._replace(state=State.FAILED_REPLAYABLE)
         assert settle(fellow, said) == [Settled()] * COUNT
         after = read(fellow)
         assert all(row.settled_at for row in after)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.core.backoff import poll_seconds, retry_seconds
+from semel.core.decide import first_grant
 from semel.core.timing import (
     PURGE_GRACE_US,
     lease_end,
@@ -15,6 +16,7 @@ from semel.core.timing import (
     next_fence,
     retention,
 )
+from semel.testing.attempts import attempt
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=200)
 TIMES = st.integers(0, 2**62)
@@ -68,3 +70,10 @@ def test_pauses_double_until_the_longest() -> None:
     assert poll_seconds(17, 1.0, first=2.0**-20, longest=1.0) == poll_seconds(16, 1.0, first=2.0**-20, longest=1.0)
     assert retry_seconds(3, 1.0, first=1.0, longest=5.0) == 5.0
     assert retry_seconds(1, 0.0, first=1.0, longest=5.0) == 1.0
+
+
+@pytest.mark.parametrize(("lease_us", "until"), [(299, 1_299), (300, 1_300), (301, 1_300)])
+def test_a_first_lease_ends_with_the_deadline_at_the_latest(lease_us: int, until: int) -> None:
+    claim = attempt()
+    grant = first_grant(claim._replace(terms=claim.terms._replace(lease_us=lease_us, deadline_us=300)), 1_000)
+    assert (grant.lease_until, grant.deadline_at) == (until, 1_300)

@@ -48,6 +48,13 @@ def test_a_retry_gets_the_first_answer(web: Web) -> None:
     assert web.seen[0].body == BODY
 
 
+@pytest.mark.parametrize("status", [200, 202, 203])
+def test_a_replay_has_the_first_status(make_web: MakeWeb, status: int) -> None:
+    web = make_web(lambda seen: Reply(status=status))
+    first, again = web.call(), web.call()
+    assert (first.status, again.status, again.replayed) == (status, status, True)
+
+
 def test_the_handler_finds_its_permit(web: Web) -> None:
     web.call()
     [record] = web.records()
