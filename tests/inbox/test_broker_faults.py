@@ -158,6 +158,20 @@ def test_a_missing_group_ends_the_consumer_and_names_the_remedy(home: Home, tmp_
     stop(server)
 
 
+def test_a_user_who_may_not_read_the_stream_ends_the_consumer(home: Home, tmp_path: Path) -> None:
+    server = _stream(tmp_path / "redis")
+    with SyncRedis(port=server.port) as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", "nopass", "~orders", "+ping", "+client")
+
+    async def story(inbox: AsyncInbox) -> None:
+        async with Redis(port=server.port, username="worker", password="any") as client:
+            with pytest.raises(ConfigurationError, match=r"refuses to read the stream 'orders': .*no permissions"):
+                await asyncio.wait_for(_consumer(inbox, client).serve(), 10)
+
+    run(home, story)
+    stop(server)
+
+
 async def _records(servers: str, count: int) -> None:
     async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
         for n in range(count):
