@@ -64,9 +64,10 @@ class RedisStreamConsumer:
 
         Raises the client's own errors.
         """
-        _, left, *_ = await self._client.xautoclaim(
+        _, claimed, *_ = await self._client.xautoclaim(
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
+        left = [entry for entry in claimed if entry[0] is not None]  # Redis 6.2 has nothing of a deleted one
         for entry in left:
             await self._take(entry, await self._count_deliveries(entry[0]))
         wait_ms = 1 if left else max(1, round(min(wait_seconds, _wait_seconds_max(self._client)) * 1000))
