@@ -69,7 +69,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send it. Raises TypeError where the arguments do not fit, as Celery's own; a retry sends what was sent."""
         if self.app.strict_typing and self.request.called_directly:
-            declared = getattr(self, "__header__", self.run)  # Celery's own record of the function, before any retries
+            declared: Any = getattr(self, "__header__", self.run)  # the function as Celery got it, without its retries
             signature = inspect.signature(declared, follow_wrapped=False)  # a decorator may add arguments
             try:
                 signature.bind(None, *(args or ()), **(kwargs or {}))
