@@ -191,10 +191,10 @@ def test_a_decorator_of_the_users_may_add_arguments(inbox: Inbox) -> None:
 
     def with_session(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
-        def wrapped(*args: Any, **named: Any) -> None:
+        def call(*args: Any, **named: Any) -> None:
             function(*args, session="session", **named)
 
-        return wrapped
+        return call
 
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.task_always_eager = True
