@@ -58,6 +58,8 @@ def gate(upstream: Breaking, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("POST", "/pay%6dents;v=1", [], "MISSING_IDEMPOTENCY_KEY"),
         ("post", "/payments", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/payments.json", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/payments.x-json", [], "MISSING_IDEMPOTENCY_KEY"),
+        ("POST", "/payments.v2.json", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/Payments%2eXML", [], "MISSING_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [""], "INVALID_IDEMPOTENCY_KEY"),
         ("POST", "/payments", [f"{CANARY} spaced"], "INVALID_IDEMPOTENCY_KEY"),

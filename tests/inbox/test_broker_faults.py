@@ -11,7 +11,7 @@ from typing import Any
 import nats
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import CommitFailedError
+from aiokafka.errors import CommitFailedError, IllegalStateError
 from nats.js.api import ConsumerConfig
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
@@ -158,6 +158,20 @@ def test_a_missing_group_ends_the_consumer_and_names_the_remedy(home: Home, tmp_
     stop(server)
 
 
+def test_a_user_who_may_not_read_the_stream_ends_the_consumer(home: Home, tmp_path: Path) -> None:
+    server = _stream(tmp_path / "redis")
+    with SyncRedis(port=server.port) as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", "nopass", "~orders", "+ping", "+client")
+
+    async def story(inbox: AsyncInbox) -> None:
+        async with Redis(port=server.port, username="worker", password="any") as client:
+            with pytest.raises(ConfigurationError, match=r"refuses to read the stream 'orders': .*no permissions"):
+                await asyncio.wait_for(_consumer(inbox, client).serve(), 10)
+
+    run(home, story)
+    stop(server)
+
+
 async def _records(servers: str, count: int) -> None:
     async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
         for n in range(count):
@@ -170,8 +184,13 @@ def _reader(servers: str, **options: Any) -> AIOKafkaConsumer:
     )
 
 
-def test_a_rebalance_during_a_handler_ends_no_consumer(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """Another member joins, or a handler takes longer than max_poll_interval_ms: the record is redelivered."""
+@pytest.mark.parametrize("error", [CommitFailedError, IllegalStateError])
+def test_a_rebalance_during_a_handler_ends_no_consumer(
+    home: Home, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    """Another member joins, a handler takes longer than max_poll_interval_ms, or a client that subscribes by a pattern
+    finds another topic, and has no partitions until it has joined again: the record is redelivered.
+    """
 
     async def story(inbox: AsyncInbox) -> None:
         with kafka_cluster.cluster("orders") as made:
@@ -182,7 +201,7 @@ def test_a_rebalance_during_a_handler_ends_no_consumer(home: Home, caplog: pytes
                 async def commits() -> None:
                     if refused:
                         refused.pop()
-                        raise CommitFailedError("the group has rebalanced")
+                        raise error("no partitions assigned")
                     await commit()
 
                 client.commit = commits

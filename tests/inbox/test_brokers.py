@@ -22,9 +22,10 @@ from redis import Redis
 
 from semel import AsyncEngine, AsyncInbox, AsyncOutbox
 from semel.errors import ConfigurationError, HandlerError, InProgressError, StoreUnavailable
-from semel.inbox.brokers.delivery import Deliveries
+from semel.inbox.brokers.delivery import Deliveries, Handler
 from semel.inbox.brokers.kafka import KafkaConsumer
 from semel.inbox.brokers.nats import JetStreamConsumer
+from semel.inbox.brokers.pulled import PulledConsumer
 from semel.inbox.brokers.rabbitmq import RabbitConsumer
 from semel.inbox.brokers.redis_streams import RedisStreamConsumer
 from semel.inbox.run import Message
@@ -285,6 +286,8 @@ class Pulled:
     async def nak(self, *, delay: float) -> None:
         self.said.append(f"nak {delay}")
 
+    async def in_progress(self) -> None: ...
+
 
 class Group:
     """A Redis client with one entry, which is new and then pending, as far as an adapter looks at it."""
@@ -305,6 +308,75 @@ class Group:
 
     async def xack(self, *_: Any) -> None:
         self.said.append("ack")
+
+
+class Leased(PulledConsumer[Delivery]):
+    """An adapter of SQS's kind, before one message that came often."""
+
+    LEASE_SECONDS_MAX, LEASE_NAME = 60, "lease_seconds"
+
+    def __init__(self, inbox: AsyncInbox, handler: Handler) -> None:
+        super().__init__(
+            inbox,
+            handler,
+            "orders",
+            lease_seconds=60,
+            retry_seconds=0,
+            retry_seconds_max=0,
+            id_of=self.broker_id_of,
+            failed=None,
+        )
+
+    def broker_id_of(self, delivery: Delivery) -> str:
+        return str(delivery.message_id)
+
+    def deliveries_of(self, delivery: Delivery) -> int:
+        return 4
+
+
+def test_tries_in_place_do_not_park_what_was_delivered_often(home: Home) -> None:
+    """From more than ``tries_max`` deliveries on a try counts before it begins; but no worker ends by the store."""
+    tried: list[str] = []
+
+    async def handler(message: Message, delivery: Any) -> None:
+        tried.append(message.id)
+        if tried.count(message.id) < 9:
+            raise StoreUnavailable("the store is away")
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=3)
+            rabbit, jetstream, sqs = Delivery("rabbit", count=3), Pulled(), Delivery("sqs")
+            jetstream.metadata.num_delivered = 4
+            await RabbitConsumer(inbox, handler, retry_seconds=0)(rabbit)
+            await JetStreamConsumer(inbox, handler, retry_seconds=0).take(jetstream)
+            assert await Leased(inbox, handler).take(sqs)
+            assert await inbox.find_parked() == []
+
+    asyncio.run(story())
+    assert tried == [id for id in ("rabbit", "orders:7", "sqs") for _ in range(9)]
+
+
+def test_an_entry_that_was_deleted_while_it_waited_ends_no_consumer(home: Home) -> None:
+    """Redis 6.2 names such an entry with nothing, each time; later servers forget it."""
+
+    class Trimmed(Group):
+        async def xautoclaim(self, *_: Any, **__: Any) -> Any:
+            return b"0-0", [(None, None)]
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            group, handled = Trimmed(), list[str]()
+
+            async def handler(message: Message, delivery: Any) -> None:
+                handled.append(message.id)
+
+            inbox = AsyncInbox(engine, consumer="billing")
+            consumer = RedisStreamConsumer(inbox, handler, group, stream="orders", group="billing", name="one")
+            assert await consumer.turn() == 1
+            assert (handled, group.said) == (["orders:1-0"], ["ack"])
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(

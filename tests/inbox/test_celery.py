@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,29 @@ def test_arguments_that_do_not_fit_are_refused_where_they_are_sent(
             bill.delay(*args, **named)
     app.strict_typing = False
     bill.delay()
+
+
+def test_a_decorator_of_the_users_may_add_arguments(inbox: Inbox) -> None:
+    """What it passes on is none of the sender's business, whatever signature it shows."""
+    handled: list[Any] = []
+
+    def with_session(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def call(*args: Any, **named: Any) -> None:
+            function(*args, session="session", **named)
+
+        return call
+
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+
+    @app.task(base=inbox_task(inbox), name="bill", shared=False)  # type: ignore[untyped-decorator]
+    @with_session
+    def bill(message: Message, order: int, session: str) -> None:
+        handled.append((order, session))
+
+    bill.delay(7)
+    assert handled == [(7, "session")]
 
 
 def test_what_was_sent_by_name_with_arguments_that_do_not_fit_is_retried_and_parked(inbox: Inbox) -> None:

@@ -159,8 +159,9 @@ def test_a_lost_acknowledgement_causes_no_second_effect(home: Home, monkeypatch:
     assert home.effects() == [7]
 
 
-def test_an_outage_of_the_store_uses_up_no_delivery_of_jetstream(home: Home) -> None:
-    """A stream redelivers after its ack_wait, and gives a message up after max_deliver."""
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_outage_of_the_store_uses_up_no_delivery_of_jetstream(home: Home, count: int) -> None:
+    """A stream redelivers after its ack_wait, and gives a message up after max_deliver; nor does the inbox park it."""
     said: list[str] = []
     outage = [StoreUnavailable("the store is away")] * 3
 
@@ -174,9 +175,9 @@ def test_an_outage_of_the_store_uses_up_no_delivery_of_jetstream(home: Home) -> 
 
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
-            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing"), retry_seconds=0)
+            middleware = InboxMiddleware(AsyncInbox(engine, consumer="billing", tries_max=2), retry_seconds=0)
             context = SimpleNamespace(get_local=lambda name: None, scope=lambda name, value: nullcontext())
-            place = SimpleNamespace(stream="orders", sequence=SimpleNamespace(stream=7), num_delivered=1)
+            place = SimpleNamespace(stream="orders", sequence=SimpleNamespace(stream=7), num_delivered=count)
             raw = SimpleNamespace(nak=None, reply="$JS.ACK.orders", metadata=place, in_progress=in_progress)
             await middleware.consume(handler, _wrap_raw(raw), context)
 

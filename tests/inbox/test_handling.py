@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.errors import HandlerError, InProgressError, PolicyError, StoreUnavailable
+from semel.errors import ConfigurationError, HandlerError, InProgressError, PolicyError, StoreUnavailable
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
 from semel.stores.urls import connect_backend
@@ -299,11 +299,18 @@ def test_a_command_inside_a_handler_is_the_messages_failure_on_sqlite(
     worker.close()
 
 
-def test_a_store_that_cannot_be_reached_is_no_failure_of_a_message(make_consumer: Make) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("locked, by another one"), ConfigurationError("no")])
+@pytest.mark.parametrize("deliveries", [1, 9])
+def test_what_is_no_fault_of_a_message_is_no_failure_of_it(
+    error: Exception, deliveries: int, make_consumer: Make
+) -> None:
+    """Also where its try was counted before it began: its worker has come to an end of it."""
+
     async def away(message: Message) -> None:
-        raise StoreUnavailable("the database is locked, by another one")
+        raise error
 
     worker = make_consumer(tries_max=1)
-    with pytest.raises(StoreUnavailable):
-        worker.handle("m-1", away)
-    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            worker.handle("m-1", away, deliveries=deliveries)
+    assert worker.handle("m-1", writes(1), deliveries=deliveries) is Receipt.HANDLED

@@ -108,7 +108,7 @@ def test_a_retry_gets_the_first_answer_and_a_node_service_one_request(node: Prox
 
 def test_a_path_with_a_format_of_its_own_is_an_operation_or_passes(breaking: Breaking, faulty_proxy: Proxy) -> None:
     """Rails and others take the format off; where a service does not, both paths are declared."""
-    for path in ("/payments.csv", "/report.json", "/v1.2/other"):
+    for path in ("/payments.csv", "/report.json", "/v1.2/other", "/.payments"):
         breaking.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok")
         assert faulty_proxy.post(path, "format", {}).status_code == 201
         assert breaking.requests[-1].startswith(b"POST " + path.encode())
@@ -157,6 +157,8 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
         ("POST /a/%2e%2e/payments HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /invoices/7;v=1/pay HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nContent-Length: 0", b"400"),
         ("POST /payments.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /payments.x-json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
+        ("POST /payments.v2.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /Payments%2eXML HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /payments. HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),
         ("POST /invoices/7/pay.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0", b"400"),

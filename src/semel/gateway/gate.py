@@ -9,7 +9,7 @@ from typing import Any
 from semel.errors import ConfigurationError, InvalidKey, MissingKey
 from semel.gateway.guarded import Guarded, refusal, sort_by_precision
 from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
-from semel.http.spelling import normal_raw_segments, normal_segments, without_format
+from semel.http.spelling import normal_raw_segments, normal_segments, without_formats
 from semel.keys import parse_key
 from semel.proxy.configuration import KEYED
 
@@ -59,8 +59,10 @@ class KeyGate:
         found = _first(self._exact, method, path)
         if found is None:
             found = _first(self._lenient, method, "/" + "/".join(normal_segments(path)))
-        if found is None and (segments := without_format(normal_segments(path))):
-            found = _first(self._lenient, method, "/" + "/".join(segments))
+        if found is None:
+            shorter = without_formats(normal_segments(path))
+            tried = (_first(self._lenient, method, "/" + "/".join(segments)) for segments in shorter)
+            found = next(filter(None, tried), None)
         if found is None and raw_path:
             parts = (each.replace("/", "%2f") for each in normal_raw_segments(raw_path))
             found = _first(self._lenient, method, "/" + "/".join(parts))

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
 _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in its normal spelling already
-_FORMAT: Final = re.compile(r"(.+)\.[a-z0-9]*", re.ASCII).fullmatch
 _DECODED_MAX: Final = 3  # layers that may each decode a path again
 
 
@@ -64,11 +63,16 @@ def normal_raw_segments(raw_path: bytes) -> list[str]:
     ]
 
 
-def without_format(segments: list[str]) -> list[str]:
-    """Normal segments without a format at their end, which Rails and others take off; empty where there is none.
+def without_formats(segments: list[str]) -> list[list[str]]:
+    """Normal segments without a format at their end; empty where there is none.
 
-    >>> without_format(["orders", "7", "cancel.json"])
-    ['orders', '7', 'cancel']
+    Rails and others take it off from the last dot on, older Spring from the first.
+
+    >>> without_formats(["orders", "7", "cancel.v2.json"])
+    [['orders', '7', 'cancel'], ['orders', '7', 'cancel.v2']]
     """
-    found = _FORMAT(segments[-1]) if segments else None
-    return [] if found is None else [*segments[:-1], found[1]]
+    *above, last = segments or [""]
+    if "." not in last:
+        return []
+    shorter = {last.partition(".")[0], last.rpartition(".")[0]} - {""}
+    return [[*above, each] for each in sorted(shorter)]

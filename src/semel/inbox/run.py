@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -21,6 +21,7 @@ from semel.errors import (
     HandlerRefused,
     InProgressError,
     PolicyError,
+    SemelError,
     StoreError,
     is_wrong_for_all,
 )
@@ -130,12 +131,22 @@ class _Inbox:
             return parked
         of_the_store = isinstance(error, StoreError) and not isinstance(error, HandlerRefused)
         if (of_the_store and not _locks_out(unit, error)) or is_wrong_for_all(error):
+            if deliveries > self.tries_max:
+                yield from self._take_back(message_id, error)
             return None  # the next delivery may fare better, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
         text = _text_of(error)
         reason = f"{type(error).__name__}: {text}" if not isinstance(error, Poison) else text
         step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
+
+    def _take_back(self, message_id: str, error: Exception) -> Flow[None]:
+        """Take back a try that was counted before it began: its worker lives, and the message is at no fault.
+
+        A store that is away keeps it.
+        """
+        with suppress(SemelError):
+            yield from note_failure(self._rows, message_id, f"{type(error).__name__}: {_text_of(error)}", 0, step=-1)
 
     def _record_failure_or_retry(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int

@@ -19,7 +19,7 @@ from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.coverage import OVERRIDES
 from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
-from semel.http.spelling import normal_segments, without_format
+from semel.http.spelling import normal_segments, without_formats
 from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
 from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, connection_headers
 from semel.workers.health import READY, Check, HealthServer
@@ -171,8 +171,8 @@ class ProxyApplication(Front):
         """The template of the operation that a service may take ``/payments.json`` for."""
         if method not in UNSAFE_METHODS or self._routes.find(method, path) is not None:
             return None
-        segments = without_format(normal_segments(path))
-        return self._routes.find_misspelled(method, segments) if segments else None
+        shorter = without_formats(normal_segments(path))
+        return next(filter(None, (self._routes.find_misspelled(method, segments) for segments in shorter)), None)
 
     def _refusal(self, scope: Scope) -> Answer | None:
         refused = super()._refusal(scope)

@@ -69,8 +69,10 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Send it. Raises TypeError where the arguments do not fit, as Celery's own; a retry sends what was sent."""
         if self.app.strict_typing and self.request.called_directly:
+            declared: Any = getattr(self, "__header__", self.run)  # the function as Celery got it, without its retries
+            signature = inspect.signature(declared, follow_wrapped=False)  # a decorator may add arguments
             try:
-                inspect.signature(self.run).bind(None, *(args or ()), **(kwargs or {}))
+                signature.bind(None, *(args or ()), **(kwargs or {}))
             except TypeError as error:
                 raise TypeError(f"{self.name}: {error}") from None
         return super().apply_async(args, kwargs, *more, **options)

@@ -34,7 +34,8 @@ class Deliveries:
     ) -> bool | None:
         """Handle one delivery; whether to acknowledge it.
 
-        None: not yet, and that is not the message's fault: the store is unavailable, or another worker handles it.
+        None: not yet, and that is not the message's fault: the store is unavailable, or another worker handles it. This
+        worker is alive: where it tries again itself, that is a first delivery, or the inbox would count each try.
 
         Parameters: ``unnamed`` is the reason that ``message_id`` is not the one wanted (:func:`find_id`): the delivery
         fails by it.

@@ -84,6 +84,7 @@ class InboxMiddleware:
         try:
             (id, unnamed), counted = find_id(self._id_of, msg, message_id), _count_deliveries(msg.raw_message)
             while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:
+                counted = 1  # as take() says
                 if _is_of_jetstream(msg.raw_message):
                     await msg.raw_message.in_progress()  # it gives up what it delivers too often
                 await asyncio.sleep(self._retry_seconds)

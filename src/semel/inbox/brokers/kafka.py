@@ -12,7 +12,7 @@ from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id, te
 from semel.telemetry import field
 
 try:
-    from aiokafka.errors import CommitFailedError
+    from aiokafka.errors import CommitFailedError, IllegalStateError
 except ModuleNotFoundError as missing:
     raise ConfigurationError(f"an inbox on Kafka needs aiokafka; install it: {install_command('kafka')}") from missing
 
@@ -53,7 +53,7 @@ class KafkaConsumer(RetryingConsumer):
             await self.take(record)
             try:
                 await client.commit()
-            except CommitFailedError:  # the client joins its group again, and reads on from there
+            except (CommitFailedError, IllegalStateError):  # the client joins its group again, and reads on from there
                 place = f"{record.topic}:{record.partition}:{record.offset}"
                 _LOG.warning(
                     "record %s was handled, and its offset not committed, because its group has rebalanced; it is "

@@ -31,6 +31,7 @@ class JetStreamConsumer(RetryingConsumer):
         id, unnamed = find_id(self._id_of, delivery, message_id)
         counted = delivery.metadata.num_delivered
         while (ended := await self._deliveries.take(id, delivery, counted, unnamed)) is None:
+            counted = 1  # as take() says
             await delivery.in_progress()
             await asyncio.sleep(self._retry_seconds)
         if ended:

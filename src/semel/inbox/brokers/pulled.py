@@ -147,10 +147,12 @@ class PulledConsumer(Generic[D]):
     async def take(self, delivery: D) -> bool | None:
         """Handle one delivery; whether to acknowledge it. None: it was not handled when the consumer was stopped."""
         id, unnamed = find_id(self._id_of, delivery, self.broker_id_of)
+        counted = self.deliveries_of(delivery)
         while True:
-            ended = await self._deliveries.take(id, delivery, self.deliveries_of(delivery), unnamed)
+            ended = await self._deliveries.take(id, delivery, counted, unnamed)
             if ended is not None or self._stopping.is_set():
                 return ended
+            counted = 1  # as take() says
             await rest(self._stopping, self._retry_seconds)
 
 

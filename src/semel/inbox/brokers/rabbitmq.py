@@ -26,9 +26,10 @@ class RabbitConsumer(RetryingConsumer):
 
     async def __call__(self, delivery: Any) -> None:
         """Handle one delivery: acknowledge it, or return it to its queue."""
-        counted = (delivery.headers or {}).get("x-delivery-count", 0)
+        counted = int((delivery.headers or {}).get("x-delivery-count", 0)) + 1
         id, unnamed = find_id(self._id_of, delivery, _name_of)
-        while (ended := await self._deliveries.take(id, delivery, int(counted) + 1, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
+        while (ended := await self._deliveries.take(id, delivery, counted, unnamed)) is None:
+            counted = 1  # as take() says
             await asyncio.sleep(self._retry_seconds)
         if ended:
             await delivery.ack()

@@ -14,13 +14,13 @@ from semel.inbox.run import AsyncInbox
 from semel.workers.trouble import Trouble
 
 try:
-    from redis.exceptions import AuthenticationError, RedisError
+    from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 except ModuleNotFoundError as missing:
     raise ConfigurationError(f"an inbox on Redis needs redis-py; install it: {install_command('redis')}") from missing
 
 SOCKET_SECONDS: Final = 5.0  # how long redis-py 8 waits for an answer, unless its user says otherwise
 _NO_GROUP: Final = "NOGROUP"
-_WRONG: Final = ("WRONGTYPE", "NOPERM", "NOAUTH")
+_WRONG_KIND: Final = "WRONGTYPE"
 _LOG: Final = logging.getLogger("semel.consumers")
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
@@ -64,9 +64,10 @@ class RedisStreamConsumer:
 
         Raises the client's own errors.
         """
-        _, left, *_ = await self._client.xautoclaim(
+        _, claimed, *_ = await self._client.xautoclaim(
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
+        left = [entry for entry in claimed if entry[0] is not None]  # Redis 6.2 has nothing of a deleted one
         for entry in left:
             await self._take(entry, await self._count_deliveries(entry[0]))
         wait_ms = 1 if left else max(1, round(min(wait_seconds, _wait_seconds_max(self._client)) * 1000))
@@ -100,7 +101,7 @@ class RedisStreamConsumer:
                 f"the stream {self._stream!r} has no group {self._group!r}; create it: "
                 f"XGROUP CREATE {self._stream} {self._group} 0 MKSTREAM"
             )
-        if isinstance(error, AuthenticationError) or str(error).startswith(_WRONG):
+        if isinstance(error, (AuthenticationError, NoPermissionError)) or str(error).startswith(_WRONG_KIND):
             return f"Redis refuses to read the stream {self._stream!r}: {error}"
         return None
 
