@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -154,6 +155,56 @@ def test_a_worker_that_wakes_for_the_end_of_a_lease_asks_anew_and_the_others_nee
         board.now += SECOND // 2
         await workers[1].take()  # its turn has come, and no look since
         assert board.asked == asked + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_wants_fewer_turns_uses_its_first_one(clock: list[float]) -> None:
+    """Otherwise a process that is restarted more often than that might never use one."""
+
+    async def scenario() -> None:
+        board = Board()
+        board.now += SECOND // 2
+        often, seldom = Turns(board, "a", 0.25, perform), Turns(board, "b", 1.0, perform)
+        used = []
+        for _ in range(8):
+            await often.take()
+            turn = await seldom.take()
+            assert turn is not None
+            used.append(seldom.is_first_in_interval(turn))
+            clock[0] += 0.25
+            board.now += SECOND // 4
+        assert used == [True, False, True, False, False, False, True, False]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("late", [0.01, 0.15, 0.5, 0.9, 3.0])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_worker_that_wants_fewer_turns_misses_no_interval_by_being_late(
+    processes: int, late: float, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes ``late`` after its turn."""
+
+    async def scenario() -> None:
+        board = Board()
+        workers = [(Turns(board, "a", 1.1, perform), Turns(board, "b", 5.0, perform)) for _ in range(processes)]
+        known = [WeakKeyDictionary[Any, Any]() for _ in workers]  # by each process: its own workers
+        due, used = [0] * processes, set()
+        while board.now < 1500 * SECOND:
+            which = due.index(min(due))
+            step = max(0, due[which] - board.now)
+            board.now += step
+            clock[0] += step / SECOND
+            monkeypatch.setattr("semel.workers.turns._LOOKOUTS", {asyncio.get_running_loop(): known[which]})
+            often, seldom = workers[which]
+            first, turn = await often.take(), await seldom.take()
+            assert first is not None
+            assert turn is not None
+            if seldom.is_first_in_interval(turn):
+                used.add(turn.now // (5 * SECOND))
+            due[which] = first.next + int(late * SECOND)
+        assert used == set(range(200, max(used) + 1))
 
     asyncio.run(scenario())
 

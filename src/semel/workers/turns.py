@@ -49,6 +49,7 @@ class Turns:
         self.every_us = max(1, int(every_seconds * 1_000_000))
         self.with_events = with_events
         self.wanted: int | None = None  # an answer of this time, by the store's clock, or later serves this worker
+        self._came: int | None = None  # the time that it had wanted before the last look; None: that was the first one
         self._perform = perform
         self._earliest_of = earliest_of
         self._lookout: _Lookout | None = None
@@ -60,7 +61,7 @@ class Turns:
         """
         if self.store is None:
             return None
-        self._lookout = _lookout_of(self)
+        self._lookout, self._came = _lookout_of(self), self.wanted
         answer = await self._lookout.look(self)
         if answer is None:
             self.wanted = None
@@ -84,8 +85,13 @@ class Turns:
         return min({self.every_us, *(member.every_us for member in members)})
 
     def is_first_in_interval(self, turn: Turn) -> bool:
-        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval."""
-        return turn.now % self.every_us < self.slot_us
+        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval.
+
+        An interval counts that has begun since the turn before this one, however late this look is; so does the first
+        look of a worker, since a process may end before the next interval begins.
+        """
+        began = turn.now - turn.now % self.every_us
+        return self._came is None or began > min(self._came, turn.now) - self.slot_us
 
     async def ask(self, make: MakeFlow[Turn]) -> Turn:
         """Ask the store by this worker's own way to it."""
