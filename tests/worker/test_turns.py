@@ -305,3 +305,35 @@ def test_an_outbox_in_trouble_keeps_no_reaper_from_looking(trouble: str, clock: 
         assert board.kinds[-1] == together
 
     asyncio.run(scenario())
+
+
+def test_an_outbox_that_stays_slow_delays_a_reaper_once(clock: list[float]) -> None:
+    """While its own looks are slow, the relay does not look with the others again."""
+
+    async def scenario() -> None:
+        board = Board()
+        seconds = 0.0
+
+        def take(kind: str, mine: int | None, every_us: int, records: Any) -> Flow[Turn]:
+            clock[0] += seconds
+            return board.turn(kind, mine, every_us, True)
+
+        reaper = Turns(board, "reaper", 1.0, perform)
+        relay = Turns(board, "relay", 1.0, perform, with_events=take)
+
+        async def look_for(turns: int) -> int:
+            """The number of looks that both waited for."""
+            before = len(board.kinds)
+            for _ in range(turns):
+                clock[0] += 1.0
+                board.now += SECOND
+                assert None not in [await reaper.take(), await relay.take()]
+            return sum(kind not in ("reaper", "relay") for kind in board.kinds[before:])
+
+        assert await look_for(10) > 8
+        seconds = 1.5
+        assert await look_for(300) == 1
+        seconds = 0.0
+        assert await look_for(100) > 30
+
+    asyncio.run(scenario())
