@@ -408,6 +408,9 @@ for use in (semel.engine, lambda: Client().post("/pay", headers={"Idempotency-Ke
         print("no error:", use())
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
+from semel.integrations.django.checks import project_mistakes  # which semel check prints
+[(_, remedy)] = project_mistakes()
+print(remedy)
 """
 
 
@@ -417,9 +420,10 @@ def test_djangos_app_that_is_not_installed_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", WITHOUT_THE_APP], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
     assert run.returncode == 0, run.stderr
-    first, second = run.stdout.splitlines()
+    first, second, remedy = run.stdout.splitlines()
     assert first == second
     assert first.startswith("ConfigurationError: INSTALLED_APPS lacks 'semel.integrations.django'")
+    assert remedy == "Correct the project's settings; until then every declared view answers 500."
 
 
 @pytest.fixture(scope="module")

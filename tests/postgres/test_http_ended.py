@@ -73,6 +73,26 @@ def test_a_connection_that_the_server_ended_under_the_handler_may_be_retried(
     retry_runs(fellow, outside)
 
 
+def test_a_statement_that_the_library_cannot_send_stays_the_applications_failure(
+    fellow: Fellow, outside: Outside
+) -> None:
+    """Each retry would fail again."""
+
+    async def asks_for_too_many(db: Writes) -> None:
+        await db.insert()
+        count, connection = 70_000, db.connection
+        if isinstance(connection, asyncpg.Connection):
+            await connection.execute(f"SELECT {','.join(f'${n + 1}::int' for n in range(count))}", *range(count))
+            return
+        done = connection.execute(f"SELECT {','.join(['%s'] * count)}", list(range(count)))
+        if isinstance(connection, psycopg.AsyncConnection):
+            await done
+
+    with pytest.raises((psycopg.OperationalError, asyncpg.InterfaceError, asyncpg.PostgresError)):
+        ask(fellow, writes_of, asks_for_too_many, raised=[])  # an answer would come before it
+    assert (outside.rows(), outside.states) == ([], [])
+
+
 SLOW = ("SET LOCAL statement_timeout = '20ms'", "SELECT pg_sleep(20)")
 FOR_NOW = {"lock_timeout": "55P03", "a serialization failure": "40001", "a deadlock": "40P01"}
 

@@ -27,6 +27,7 @@ from semel.reconciliation.worker import (
     SucceededWith,
     reconciler,
 )
+from semel.retention.worker import Reaper
 from tests.engine.drivers import memory
 from tests.engine.shells import MADE, Shell
 from tests.operations.worlds import Cashier, World, paying
@@ -376,3 +377,21 @@ def test_a_finding_that_cannot_be_written_ends_no_worker(each: World, finding: F
         assert standing is not None
         assert standing.reason
         assert standing.lease_until == 0
+
+
+def test_a_worker_asks_when_it_starts_however_long_its_interval_is(each: World) -> None:
+    """Beside a reaper, with which it looks together, it once waited for the next day to begin."""
+    shell, what = each.shell(), paying("a")
+    lose(shell, what)
+    asked = asyncio.Event()
+
+    async def ask(case: Case) -> Finding:
+        asked.set()
+        return FOUND
+
+    async def work() -> None:
+        asks = Reconciling(shell.engine, [reconciler("pay", quiet_for=60)(ask)], every_seconds=86_400)
+        async with asyncio.timeout(10), Reaper(shell.engine), asks:
+            await asked.wait()
+
+    shell._end(work())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -158,6 +159,56 @@ def test_a_worker_that_wakes_for_the_end_of_a_lease_asks_anew_and_the_others_nee
     asyncio.run(scenario())
 
 
+def test_a_worker_that_wants_fewer_turns_uses_its_first_one(clock: list[float]) -> None:
+    """Otherwise a process that is restarted more often than that might never use one."""
+
+    async def scenario() -> None:
+        board = Board()
+        board.now += SECOND // 2
+        often, seldom = Turns(board, "a", 0.25, perform), Turns(board, "b", 1.0, perform)
+        used = []
+        for _ in range(8):
+            await often.take()
+            turn = await seldom.take()
+            assert turn is not None
+            used.append(seldom.is_first_in_interval(turn))
+            clock[0] += 0.25
+            board.now += SECOND // 4
+        assert used == [True, False, True, False, False, False, True, False]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("late", [0.01, 0.15, 0.5, 0.9, 3.0])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_worker_that_wants_fewer_turns_misses_no_interval_by_being_late(
+    processes: int, late: float, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes ``late`` after its turn."""
+
+    async def scenario() -> None:
+        board = Board()
+        workers = [(Turns(board, "a", 1.1, perform), Turns(board, "b", 5.0, perform)) for _ in range(processes)]
+        known = [WeakKeyDictionary[Any, Any]() for _ in workers]  # by each process: its own workers
+        due, used = [0] * processes, set()
+        while board.now < 1500 * SECOND:
+            which = due.index(min(due))
+            step = max(0, due[which] - board.now)
+            board.now += step
+            clock[0] += step / SECOND
+            monkeypatch.setattr("semel.workers.turns._LOOKOUTS", {asyncio.get_running_loop(): known[which]})
+            often, seldom = workers[which]
+            first, turn = await often.take(), await seldom.take()
+            assert first is not None
+            assert turn is not None
+            if seldom.is_first_in_interval(turn):
+                used.add(turn.now // (5 * SECOND))
+            due[which] = first.next + int(late * SECOND)
+        assert used == set(range(200, max(used) + 1))
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_is_found_late_says_what_is_left_of_the_pause(clock: list[float]) -> None:
     async def scenario() -> None:
         board = Board()
@@ -252,5 +303,37 @@ def test_an_outbox_in_trouble_keeps_no_reaper_from_looking(trouble: str, clock: 
         board.now += 60 * SECOND
         assert None not in [await reaper.take(), await relay.take()]
         assert board.kinds[-1] == together
+
+    asyncio.run(scenario())
+
+
+def test_an_outbox_that_stays_slow_delays_a_reaper_once(clock: list[float]) -> None:
+    """While its own looks are slow, the relay does not look with the others again."""
+
+    async def scenario() -> None:
+        board = Board()
+        seconds = 0.0
+
+        def take(kind: str, mine: int | None, every_us: int, records: Any) -> Flow[Turn]:
+            clock[0] += seconds
+            return board.turn(kind, mine, every_us, True)
+
+        reaper = Turns(board, "reaper", 1.0, perform)
+        relay = Turns(board, "relay", 1.0, perform, with_events=take)
+
+        async def look_for(turns: int) -> int:
+            """The number of looks that both waited for."""
+            before = len(board.kinds)
+            for _ in range(turns):
+                clock[0] += 1.0
+                board.now += SECOND
+                assert None not in [await reaper.take(), await relay.take()]
+            return sum(kind not in ("reaper", "relay") for kind in board.kinds[before:])
+
+        assert await look_for(10) > 8
+        seconds = 1.5
+        assert await look_for(300) == 1
+        seconds = 0.0
+        assert await look_for(100) > 30
 
     asyncio.run(scenario())

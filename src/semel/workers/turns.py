@@ -22,7 +22,7 @@ TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes togethe
 WITHOUT_SECONDS: Final = 60.0  # before a store that refused turns is asked again
 DUE_LATER_US: Final = 10_000
 SLOW_SECONDS: Final = 1.0  # an answer that takes longer comes too late for the end of a lease
-APART_SECONDS: Final = 60.0  # for how long a relay then looks by itself
+APART_SECONDS: Final = 60.0  # for how long a relay then looks by itself, from its last slow look on
 
 
 class Turns:
@@ -49,6 +49,8 @@ class Turns:
         self.every_us = max(1, int(every_seconds * 1_000_000))
         self.with_events = with_events
         self.wanted: int | None = None  # an answer of this time, by the store's clock, or later serves this worker
+        self.apart_until = float("-inf")  # until when it looks by itself
+        self._came: int | None = None  # the time that it had wanted before the last look; None: that was the first one
         self._perform = perform
         self._earliest_of = earliest_of
         self._lookout: _Lookout | None = None
@@ -60,7 +62,7 @@ class Turns:
         """
         if self.store is None:
             return None
-        self._lookout = _lookout_of(self)
+        self._lookout, self._came = _lookout_of(self), self.wanted
         answer = await self._lookout.look(self)
         if answer is None:
             self.wanted = None
@@ -84,8 +86,13 @@ class Turns:
         return min({self.every_us, *(member.every_us for member in members)})
 
     def is_first_in_interval(self, turn: Turn) -> bool:
-        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval."""
-        return turn.now % self.every_us < self.slot_us
+        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval.
+
+        An interval counts that has begun since the turn before this one, however late this look is; so does the first
+        look of a worker, since a process may end before the next interval begins.
+        """
+        began = turn.now - turn.now % self.every_us
+        return self._came is None or began > min(self._came, turn.now) - self.slot_us
 
     async def ask(self, make: MakeFlow[Turn]) -> Turn:
         """Ask the store by this worker's own way to it."""
@@ -104,7 +111,6 @@ class _Lookout:
         self._last_at = 0.0
         self._unread: WeakSet[Turns] = WeakSet()  # those whom the last answer concerns, and who have not seen it
         self._without_until = float("-inf")
-        self.apart_until = float("-inf")  # until when a relay looks by itself
 
     async def look(self, member: Turns) -> tuple[Turn, float] | None:
         """The last answer that serves this member, and how old it is; None where the store refuses turns."""
@@ -143,8 +149,9 @@ class _Lookout:
                 # The turn has come here, but is far away by the store's clock, which was set back: none would look.
                 turn = await asked.ask(lambda: make(None))
         except Exception as error:
-            if relay is not None and others is not None:
+            if relay is not None:
                 self._part_from(relay)
+            if relay is not None and others is not None:
                 if asking is not relay:
                     return await self._ask(asking)
                 raise
@@ -156,14 +163,17 @@ class _Lookout:
             return None
         self._last, self._last_at, self._unread = turn, monotonic(), WeakSet(members)
         self._taken[kind] = turn.next, self._last_at + seconds_to_turn(turn)
-        if relay is not None and others is not None and self._last_at - began > SLOW_SECONDS:
+        if relay is not None and self._last_at - began > SLOW_SECONDS:
             self._part_from(relay)
         return turn
 
     def _part_from(self, relay: Turns) -> None:
-        """Let a relay look by itself for a while: a slow or damaged outbox keeps no lapse from being seen."""
+        """Let a relay look by itself until that has gone well for a while: its outbox is slow, or damaged.
+
+        Only the look that has found it out keeps the others waiting.
+        """
         self.members.discard(relay)
-        self.apart_until = monotonic() + APART_SECONDS
+        relay.apart_until = monotonic() + APART_SECONDS
 
 
 _LOOKOUTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, _Lookout]]] = WeakKeyDictionary()
@@ -176,7 +186,7 @@ def _lookout_of(member: Turns) -> _Lookout:
     if member.with_events is None:
         return lookout
     is_second = any(each.with_events is not None for each in lookout.members if each is not member)
-    is_apart = is_second or monotonic() < lookout.apart_until
+    is_apart = is_second or monotonic() < member.apart_until
     return lookouts.setdefault(member, _Lookout()) if is_apart else lookout
 
 

@@ -29,7 +29,7 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     try:
         here.place(here.database)
     except SemelError as error:
-        hint = "Correct SEMEL in the project's settings; until then every declared view answers 500."
+        hint = "Correct the project's settings; until then every declared view answers 500."
         return [Error(str(error), hint=hint, id="semel.E001")]
     get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
-_UPDATE: Final = re.compile(r"(?:\s|/\*.*?\*/|--\s[^\n]*\n|#[^\n]*\n)*UPDATE\b", re.IGNORECASE | re.DOTALL)
+_UPDATE: Final = re.compile(r"(?:\s|(?>/\*.*?\*/)|--\s[^\n]*\n|#[^\n]*\n)*+UPDATE\b", re.IGNORECASE | re.DOTALL)
 _NUMBER: Final = re.compile(rb"\d+")
 
 
@@ -30,7 +30,7 @@ def found_rows(query: str, message: bytes | None, counted: int) -> int:
 
     >>> found_rows("UPDATE cart SET n = 1", b"Rows matched: 3  Changed: 1  Warnings: 0", 1)
     3
-    >>> found_rows("INSERT IGNORE INTO cart VALUES (1), (2)", b"Records: 2  Duplicates: 1  Warnings: 1", 1)
+    >>> found_rows("/* by */" * 40 + "INSERT IGNORE INTO cart VALUES (1), (2)", b"Records: 2  Duplicates: 1", 1)
     1
     """
     if not message or _UPDATE.match(query) is None:

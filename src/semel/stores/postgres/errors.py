@@ -48,6 +48,8 @@ _OF_THE_HANDLER: Final = ("23", "44", "P0")
 _OF_A_FUNCTION: Final = ("22", "38", "39", "42")  # of values, of routines, of names; a conflict or a time-out is not
 _WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
 _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
+# What libpq refuses to send, on a connection that is as good as before.
+_UNSENDABLE: Final = ("number of parameters must be", "another command is already in progress")
 
 
 def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
@@ -108,7 +110,9 @@ def _is_for_now(error: BaseException) -> bool:
         return sqlstate in _STOPPED or _ends_connection(str(sqlstate))
     match type(error).__module__.partition(".")[0], type(error).__name__:
         case "psycopg", "OperationalError":
-            return getattr(error, "pgconn", None) is None  # that of an attempt to connect, perhaps elsewhere
+            is_unsendable = any(words in str(error) for words in _UNSENDABLE)
+            # The pgconn is that of an attempt to connect, perhaps elsewhere.
+            return not is_unsendable and getattr(error, "pgconn", None) is None
         case "asyncpg", "InterfaceError":
             return "connection is closed" in str(error)
         case _:
