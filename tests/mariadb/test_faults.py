@@ -219,14 +219,14 @@ def test_a_purge_takes_nothing_of_a_record_that_is_another_since_its_look(
             f"UPDATE semel_record SET fence = fence + {later_us}, settled_at = settled_at + {later_us}, "
             f"answer_until = answer_until + {later_us}, forget_after = forget_after + {later_us}"
         )
-        purged: Purged = yield from resume(flow, window)
+        purged: Purged = yield from resume_flow(flow, window)
         return purged
 
     assert make_fellow(clock=lambda: NOW + later_us).performs("purge", purge) == Purged(1, 0, 0, None)
     assert outside.fetch("SELECT answer_kind, body FROM semel_record") == [(AnswerKind.KEPT, OK.body)]
 
 
-def resume(flow: Flow[Any], reply: Any) -> Flow[Any]:
+def resume_flow(flow: Flow[Any], reply: Any) -> Flow[Any]:
     """The rest of a flow, from the reply to its first ask on."""
     try:
         while True:
