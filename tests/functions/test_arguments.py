@@ -203,7 +203,11 @@ def test_callers_of_a_function(stage: Stage, caller: Any, tenant: str, id: str) 
             Order(1, None),
             "caller='order.customer' is None; nothing runs for an unknown caller",
         ),
-        ("order.nobody", Order(1), r"caller='order.nobody' is not there \(order, an Order, has no attribute 'nobody'\)"),
+        (
+            "order.nobody",
+            Order(1),
+            r"caller='order.nobody' is not there \(order, an Order, has no attribute 'nobody'\)",
+        ),
         (("order.tenant", "order.customer"), Order(1, ""), "caller='order.customer' is ''"),
         ("order.customer", Order(1, 1.5), "caller='order.customer' is a float; let it lead to a text"),
         (lambda order: "alice", Order(1), r"caller= returned a str; it must return a Caller\(tenant, id\)"),

@@ -482,7 +482,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
 
 FILE_CHANGED: Final = (
     "the file changed while it was read, so that a line may be half of one: give it again once it is complete; "
-    "whoever writes it should write another name and rename that"
+    "the program that writes it should write under another name, and rename the file at its end"
 )
 
 

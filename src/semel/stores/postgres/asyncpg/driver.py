@@ -222,7 +222,7 @@ async def open_connection(conninfo: str, **options: Any) -> Any:
     """As ``asyncpg.connect``, in a separate task, which a cancelled caller does not interrupt.
 
     asyncpg makes a protocol before it waits for the socket. A cancellation between the two closes the socket, and the
-    protocol's own future gets an error that nobody reads: asyncio prints it.
+    protocol's own future gets an error that no task reads: asyncio prints it.
     """
     task = asyncio.ensure_future(asyncpg.connect(conninfo, **options))
     try:

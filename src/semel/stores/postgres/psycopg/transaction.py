@@ -282,7 +282,7 @@ class PsycopgUnitPool:
         return fresh
 
     def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a sound connection to the pool, and close any other."""
         if sound:
             self.lifo.give(successor(connection))
         else:

@@ -104,7 +104,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
         return fresh
 
     async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a sound connection to the pool, and close any other."""
         if sound:
             self.lifo.give(successor(connection))
         else:
