@@ -57,7 +57,7 @@ def _parameters(value: Any) -> str:
     """The parameters' names of a function; nothing for a class, whose docstring describes them."""
     if not inspect.isfunction(value):
         return ""
-    names = []
+    names: list[str] = []
     for parameter in inspect.signature(value).parameters.values():
         stars = [parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD]
         star = "*" * (stars.index(parameter.kind) + 1) if parameter.kind in stars else ""
