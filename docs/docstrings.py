@@ -30,6 +30,7 @@ VALUES: Final = {
     "verification.explore.VARIANTS": "Unsafe variants of the protocol, each of which the explorer must refuse.",
     "verification.mutants.MUTANTS": "Every mutant.",
     "verification.mutants.PARTS": "The parts of the kit that are let at each mutant, by name.",
+    "semel.client.Outcome": "What a command ended with: Done, Refused, InDoubt or NotYet.",
     "semel.workers.Finding": "What a reconciler answers: SucceededWith, StepSucceeded, DidNotHappen or StillUnknown.",
     "semel.telemetry.EVENTS": "Every event with the names of its labels.",
 }
