@@ -39,6 +39,7 @@ types: .venv/dev.stamp ## mypy, strict
 
 docs: .venv/dev.stamp ## the documents as a site in build/site; a broken link or page fails
 	$(BIN)/python docs/make_guarantees.py --check
+	$(BIN)/python docs/make_reference.py --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning -d build/.trees docs build/site
 	@echo "semel: the site is build/site/index.html"
 

@@ -20,7 +20,7 @@ from bench.protected import protect
 from bench.setup import App, Handler, Handlers, Setup
 from semel import Policy
 from semel.stores.deadline import Deadline
-from semel.stores.pool import AsyncLifo
+from semel.stores.pool import AsyncConnectionPool
 
 CONNECTIONS: Final = 8  # as many as Semel has for its transactions; with 16 both forms are slower on two cores
 _VALUES: Final = ("129.90", "EUR")
@@ -69,9 +69,9 @@ def _on_own(handler: Handler, kind: str, url: str) -> Handler:
     return pay
 
 
-def own_connections(kind: str, url: str) -> AsyncLifo[Any]:
+def own_connections(kind: str, url: str) -> AsyncConnectionPool[Any]:
     """The shop's connections, as cheap as they can be: kept open, the warmest first, each statement in autocommit."""
-    return AsyncLifo(lambda deadline: CONNECTS[kind](url), CONNECTIONS)
+    return AsyncConnectionPool(lambda deadline: CONNECTS[kind](url), CONNECTIONS)
 
 
 async def _write_psycopg(connection: Any) -> None:

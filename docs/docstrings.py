@@ -17,6 +17,7 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
 _ITEM: Final = re.compile(r"^- (everything in )?`([\w.]+)`$", re.MULTILINE)
+MARK: Final = "<!-- from here on written by docs/make_reference.py -->"
 _LIST: Final = re.compile(rf"(?:{_ITEM.pattern}\n)+\nThe site \(`make docs`\)[^\n]+\n", re.MULTILINE)
 
 # Values have no docstring of their own that a program can read.
@@ -29,6 +30,7 @@ VALUES: Final = {
     "verification.explore.VARIANTS": "Unsafe variants of the protocol, each of which the explorer must refuse.",
     "verification.mutants.MUTANTS": "Every mutant.",
     "verification.mutants.PARTS": "The parts of the kit that are let at each mutant, by name.",
+    "semel.client.Outcome": "What a command ended with: Done, Refused, InDoubt or NotYet.",
     "semel.workers.Finding": "What a reconciler answers: SucceededWith, StepSucceeded, DidNotHappen or StillUnknown.",
     "semel.telemetry.EVENTS": "Every event with the names of its labels.",
 }
@@ -61,9 +63,14 @@ def exported_names(module: str) -> list[str]:
     return [*own, *(name.rpartition(".")[2] for name in VALUES if name.rpartition(".")[0] == module)]
 
 
+def written_by_hand(text: str) -> str:
+    """A page without what ``make_reference.py`` adds to it for readers on a code host."""
+    return text.partition(MARK)[0]
+
+
 def names_of(text: str) -> Iterator[str]:
     """Every dotted name that a page lists."""
-    for everything, name in _ITEM.findall(text):
+    for everything, name in _ITEM.findall(written_by_hand(text)):
         if everything:
             yield from (f"{name}.{each}" for each in exported_names(name))
         else:
@@ -78,6 +85,11 @@ def sentence(name: str) -> str:
     text = inspect.getdoc(value) if not inspect.isclass(value) else value.__doc__
     if not text or text.startswith(f"{name.rpartition('.')[2]}("):  # what a dataclass or a named tuple writes itself
         raise LookupError(f"{name} is public and has no docstring")
+    return first_sentence(text)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, as Markdown."""
     first = inspect.cleandoc(text).split("\n\n")[0].replace("\n", " ")
     first = re.split(r"(?<=[.:?!])\s+(?=[A-Z`])", first)[0].rstrip(":")
     first = re.sub(r":\w+:`~?([^`]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", first)
@@ -107,7 +119,7 @@ def rows(text: str) -> list[tuple[str, str, str]]:
 
 def without_list(text: str, table: str) -> str:
     """The page with a table in the place of its list. Raises LookupError where it has none."""
-    made, count = _LIST.subn(lambda _: table, text)
+    made, count = _LIST.subn(lambda _: table, written_by_hand(text))
     if count != 1:
         raise LookupError("a page of reference has one list of names, and below it the sentence on the site")
     return made

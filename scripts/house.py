@@ -133,6 +133,7 @@ def figures() -> Iterator[Figure]:
     yield Figure("class names defined more than once, with a reason", len(twice & TWINS.keys()))
     unreasoned = sorted(twice ^ TWINS.keys())  # also a reason for what is no twin any more
     yield Figure("class names defined more than once, without", len(unreasoned), 0, ", ".join(unreasoned))
+    yield Figure("imports of a higher ring", upward_imports(), 0)
     participles = [name for path in modules for name in participle_names(path.read_text("utf-8"))]
     yield Figure("functions of the wheel named by a participle", len(participles), PARTICIPLES_MOST)
     outside = [name for path in outside_modules() for name in participle_names(path.read_text("utf-8"))]
@@ -141,6 +142,15 @@ def figures() -> Iterator[Figure]:
     calls, files = fresh_command()
     yield Figure("Python calls of a fresh ASGI command on memory", calls, 95)
     yield Figure("files of Semel that they lie in", files, 16)
+
+
+def upward_imports() -> int:
+    """The imports of a module from a ring above its own, by the rule and the table of the tests."""
+    sys.path.insert(0, str(ROOT))
+    from tests.house.sources import semel_modules
+    from tests.house.test_layers import imports_point_down
+
+    return len(list(imports_point_down(semel_modules())))
 
 
 def outside_modules() -> list[Path]:
@@ -199,7 +209,7 @@ def fresh_command() -> tuple[int, int]:
         await send({"type": "http.response.body", "body": b"ordered"})
 
     async def run() -> tuple[int, int]:
-        engine = AsyncEngine.connect("memory://")
+        engine = AsyncEngine.connect("memory://?persistence=none")
         operations = [Operation("/orders", Policy(), name="orders.create")]
         app = SemelMiddleware(shop, engine, caller=single_caller, operations=operations)
 

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from semel import AsyncEngine, Permit
-from semel.http.caller import Caller
+from semel.http import Caller
 from semel.integrations.litestar import Semel
 
 URL = f"sqlite:///{Path(os.environ.get('TICKETS', 'tickets.db')).absolute()}"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import semel.cli
+from semel.cli import __main__ as script
 from semel.cli.main import grammar, main
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
@@ -175,3 +177,18 @@ def test_ctrl_c_prints_one_word_and_exits_with_130(shelf: Shelf, tmp_path: Path)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"semel: interrupted\n")
+
+
+def test_ctrl_c_while_modules_are_imported_prints_one_word_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "semel.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delattr(semel.cli, "main")
+    monkeypatch.delitem(sys.modules, "semel.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+
+    assert (script.main(), *capsys.readouterr()) == (130, "", "semel: interrupted\n")

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
+DOCSTRINGS = "<!-- from here on written by docs/make_reference.py -->"
 RUN = ("python", "console", "sh")
 SHOWN = ("html", "http", "js", "json", "mermaid", "sql", "text", "toml")
 
@@ -73,5 +74,5 @@ def anchors(text: str) -> set[str]:
 
 
 def documents() -> str:
-    """All pages as one text."""
-    return "\n".join(page.read_text("utf-8") for page in PAGES)
+    """All pages as one text, without the docstrings that the reference repeats."""
+    return "\n".join(page.read_text("utf-8").partition(DOCSTRINGS)[0] for page in PAGES)

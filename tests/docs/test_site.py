@@ -144,8 +144,17 @@ def test_a_public_name_without_a_docstring_is_refused(reference: Any, monkeypatc
         reference.rows(text)
 
 
+def test_the_reference_on_a_code_host_is_as_the_docstrings_are(reference: Any) -> None:
+    make = import_module("make_reference")
+    pages = {path.name: path.read_text("utf-8") for path in sorted(reference.FOLDER.glob("*.md"))}
+    stale = [name for name, text in pages.items() if make.page(text) != text]
+    assert stale == [], "run: python docs/make_reference.py"
+    for words in ("### `semel.errors.InvalidKey`", "### `semel.command(", "- `renew(grant)`"):
+        assert any(words in text for text in pages.values()), words
+
+
 def test_the_tree_of_errors_is_that_of_the_code() -> None:
-    [tree] = [block.text for block in blocks((DOCS / "reference/errors.md").read_text("utf-8"))]
+    tree, *_ = [block.text for block in blocks((DOCS / "reference/errors.md").read_text("utf-8"))]
     assert tree.strip() in inspect.cleandoc(import_module("semel.errors").__doc__ or "").replace("\n    ", "\n")
 
 

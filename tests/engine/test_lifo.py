@@ -9,18 +9,18 @@ import pytest
 
 from semel.errors import StoreUnavailable
 from semel.stores.deadline import Deadline
-from semel.stores.pool import AsyncLifo
+from semel.stores.pool import AsyncConnectionPool
 
 LONG_SECONDS = 30.0
 
 
-def lifo(most: int) -> AsyncLifo[int]:
+def lifo(most: int) -> AsyncConnectionPool[int]:
     numbers = count(1)
 
     async def open(deadline: Deadline) -> int:
         return next(numbers)
 
-    return AsyncLifo(open, most)
+    return AsyncConnectionPool(open, most)
 
 
 @pytest.mark.parametrize("freed", ["given", "gone"])

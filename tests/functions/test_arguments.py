@@ -116,7 +116,7 @@ def test_several_parts_of_a_key_are_distinguished(one: tuple[str, str], other: t
     [
         ("order.id", None, MissingKey, r"no key: 'order.id' is not there \(order is None\); every call needs one"),
         ("order.id", {}, MissingKey, r"\(order has no member 'id'\)"),
-        ("order.id.x", Order(1), MissingKey, r"\(order.id, a int, has no attribute 'x'\)"),
+        ("order.id.x", Order(1), MissingKey, r"\(order.id, an int, has no attribute 'x'\)"),
         ("order.2", [1], MissingKey, r"\(order has no item 2\)"),
         ("order.id", {"id": None}, MissingKey, "no key: 'order.id' is None"),
         ("order.id", {"id": ""}, MissingKey, "no key: 'order.id' is empty"),
@@ -203,7 +203,11 @@ def test_callers_of_a_function(stage: Stage, caller: Any, tenant: str, id: str) 
             Order(1, None),
             "caller='order.customer' is None; nothing runs for an unknown caller",
         ),
-        ("order.nobody", Order(1), r"caller='order.nobody' is not there \(order, a Order, has no attribute 'nobody'\)"),
+        (
+            "order.nobody",
+            Order(1),
+            r"caller='order.nobody' is not there \(order, an Order, has no attribute 'nobody'\)",
+        ),
         (("order.tenant", "order.customer"), Order(1, ""), "caller='order.customer' is ''"),
         ("order.customer", Order(1, 1.5), "caller='order.customer' is a float; let it lead to a text"),
         (lambda order: "alice", Order(1), r"caller= returned a str; it must return a Caller\(tenant, id\)"),

@@ -67,8 +67,8 @@ def declare(function: Any, engine: Any = ENGINE, name: str = "refused", **settin
     [
         (numbers, "numbers is a generator, which runs after its call has returned, .* collect its items"),
         (numbers_later, "numbers_later is an async generator"),
-        (iterates, "iterates returns a Iterator: its work continues after it returns"),
-        (promises, "promises returns a Awaitable: .* declare an `async def`"),
+        (iterates, "iterates returns an Iterator: its work continues after it returns"),
+        (promises, "promises returns an Awaitable: .* declare an `async def`"),
         (Plain, "Plain is a class: declare its method instead"),
         (functools.partial(charge, {}), "is not a function: write `def`"),
         ("charge", "is not a function"),

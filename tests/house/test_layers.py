@@ -33,6 +33,7 @@ RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worke
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "": {
         "errors": 0,
+        "articles": 0,
         "extras": 0,
         "telemetry": 0,
         "addresses": 0,

@@ -128,7 +128,9 @@ def test_a_payload_that_json_cannot_encode_is_refused(payload: Any) -> None:
 
 
 def test_a_refused_payload_names_the_value_and_the_event() -> None:
-    with pytest.raises(PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: a int as a key\)"):
+    with pytest.raises(
+        PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: an int as a key\)"
+    ):
         make_one(payload={"a": [{1: 2}]})
     with pytest.raises(PolicyError, match=r"give bytes, .* say: dicts with .*, finite numbers, True, False and None$"):
         make_one(payload={1: 2})

@@ -166,5 +166,5 @@ def test_an_outcomes_text_can_be_stored_everywhere() -> None:
         with pytest.raises(ValueError, match="result_id must have at most 1000 characters, and no lone surrogates"):
             checked_text("result_id", wrong)
     number: Any = 7
-    with pytest.raises(TypeError, match="result_id must be a text; it is a int"):
+    with pytest.raises(TypeError, match="result_id must be a text; it is an int"):
         checked_text("result_id", number)

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypedDict
 
+from semel.articles import name_type
 from semel.bulk.flow import BulkRun, Handled, KnownItems
 from semel.bulk.rules import (
     Done,
@@ -290,7 +291,7 @@ def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
         if inspect.iscoroutine(returned):
             returned.close()  # otherwise Python warns that it was never awaited
         raise HandlerError(
-            f"a bulk's handler must return None, a text (the result's id) or Done; it was a {type(returned).__name__}"
+            f"a bulk's handler must return None, a text (the result's id) or Done; it was {name_type(returned)}"
         )
     try:
         target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
@@ -450,7 +451,7 @@ def check_source(items: object) -> None:
     text = isinstance(items, (str, bytes, bytearray, dict))
     if text or not isinstance(items, (Iterable, AsyncIterable, PathLike)):
         raise PolicyError(
-            f"items must be an iterable of items, or a pathlib.Path of JSON lines; it is a {type(items).__name__}"
+            f"items must be an iterable of items, or a pathlib.Path of JSON lines; it is {name_type(items)}"
         )
 
 
@@ -481,7 +482,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
 
 FILE_CHANGED: Final = (
     "the file changed while it was read, so that a line may be half of one: give it again once it is complete; "
-    "whoever writes it should write another name and rename that"
+    "the program that writes it should write under another name, and rename the file at its end"
 )
 
 

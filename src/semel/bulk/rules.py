@@ -14,6 +14,7 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
 
+from semel.articles import name_type
 from semel.core.identity import frame
 from semel.errors import BulkRefused, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json
@@ -242,7 +243,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
 
 def _client_id(given: object, place: int, member: str) -> str:
     if not isinstance(given, str):
-        raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
+        raise BulkRefused(place, member, f"it is {name_type(given)}; it must be a text")
     if not given:
         raise BulkRefused(place, member, "it is empty; leave it out, or give each item a unique name")
     if len(given) > ITEM_ID_MAX:
@@ -347,7 +348,7 @@ def checked_text(name: str, text: str | None) -> str | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a text; it is a {type(text).__name__}")
+        raise TypeError(f"{name} must be a text; it is {name_type(text)}")
     if len(text) > TEXT_MAX or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ValueError(f"{name} must have at most {TEXT_MAX} characters, and no lone surrogates")
     return text

@@ -10,6 +10,7 @@ from itertools import islice
 from os import PathLike
 from typing import Any, Final, TypeVar, Unpack
 
+from semel.articles import name_type
 from semel.atomic.own_transaction import in_own_transaction
 from semel.bulk.declaration import (
     NO_FILE,
@@ -237,7 +238,7 @@ class _AsyncWork:
                     begun = self._handler(item)
                     if not inspect.isawaitable(begun):
                         raise HandlerError(
-                            f"an AsyncBulk takes a coroutine function; this handler returned a {type(begun).__name__}: "
+                            f"an AsyncBulk takes a coroutine function; this handler returned {name_type(begun)}: "
                             "write async def approve(item): ..."
                         )
                     handled = await begun

@@ -144,7 +144,7 @@ class ItemSpool:
         return self._digest.end(self.total)
 
     def page(self, first: int, limit: int) -> list[ListedItem]:
-        """Items in their order, from a place on."""
+        """Return up to ``limit`` items in their order, from the place ``first`` on."""
         with self._lock:
             rows = self._file.execute(
                 "SELECT place, id, raw, error FROM item WHERE place >= ? ORDER BY place LIMIT ?", (first, limit)

@@ -1,5 +1,22 @@
-"""`python -m semel.cli`: the command line where no script is installed."""
+"""The `semel` script, and `python -m semel.cli` where no script is installed.
 
-from semel.cli.main import main
+It imports the command line inside ``main``, so that Ctrl-C during that import prints one line and no traceback.
+"""
 
-raise SystemExit(main())
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command line; returns its exit code."""
+    try:
+        from semel.cli import main as command_line
+    except KeyboardInterrupt:
+        sys.stderr.write("semel: interrupted\n")
+        return 130  # Exit.INTERRUPTED, whose module may be the one that was interrupted
+    return command_line.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -118,7 +118,7 @@ class Output:
             print(self._reword(json.dumps(value)), file=self._stdout, flush=True)
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
-        """Left-aligned columns, as wide as their content; on a terminal no wider than that.
+        """Print left-aligned columns as wide as their content; on a terminal they fit its width.
 
         Parameters: ``indent`` characters before each line.
         """

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from semel.addresses import split_http_url
+from semel.articles import name_type
 from semel.client.answers import Answered, origin_of
 from semel.client.deadline import left_seconds
 from semel.client.journal import Busy, Ending, IntentState, Journal, JournalEntry, SendingClaim
@@ -199,7 +200,7 @@ class ClientCore:
             raise ConfigurationError("give one of json=, content= and data=; an intent has one body")
         if content is not None and not isinstance(content, bytes | str):
             raise ConfigurationError(
-                f"content= must be bytes or text, not a {type(content).__name__}: a generator or a file can be sent "
+                f"content= must be bytes or text, not {name_type(content)}: a generator or a file can be sent "
                 "only once, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
                 "content=path.read_bytes()"
             )

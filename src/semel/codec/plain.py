@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from semel.articles import with_article
 from semel.codec.scalars import BY_TAG, SCALARS, Mismatch, Unserialisable, kind_name, scalar_text
 
 DEPTH_MAX: Final = 100
@@ -47,7 +48,7 @@ def to_plain(value: Any, where: str, depth: int = 0) -> Any:
         return _mapping(value, where, depth)
     text = scalar_text(value, where)
     if text is None:
-        raise Unserialisable(where, f"is a {kind_name(kind)}, which has no safe form", REMEDY)
+        raise Unserialisable(where, f"is {with_article(kind_name(kind))}, which has no safe form", REMEDY)
     return {f"${SCALARS[kind].tag}": text}
 
 

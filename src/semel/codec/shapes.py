@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from semel.articles import with_article
 from semel.codec.plain import from_plain, in_order, to_plain
 from semel.codec.scalars import SCALARS, Mismatch, Unserialisable, kind_name, scalar_text
 
@@ -32,7 +33,7 @@ class Shape(Protocol):
 def wrong(where: str, value: object, name: str) -> Unserialisable:
     """The error for a value that does not match its annotation."""
     return Unserialisable(
-        where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly the annotated type"
+        where, f"is {with_article(kind_name(type(value)))}, declared as {name}", "return exactly the annotated type"
     )
 
 

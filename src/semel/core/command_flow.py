@@ -96,10 +96,10 @@ def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Ver
 def look_before_refusing(
     store: Store, claim: Claim, under: Under | None, refusal: RequestError
 ) -> Flow[Verdict | None]:
-    """What a command gets whose request breaks a limit: today's limit says nothing about a command that was
-    accepted before.
+    """Return the verdict on a command whose request breaks a limit of new commands, if its key is on record.
 
-    None where it may go on as any other: its key is on record, although it would not be taken for a new command.
+    A limit of today does not refuse a retry that an earlier one accepted. None means that the command goes on as any
+    other does.
 
     Raises the refusal where nothing is on record, or where the command would have to run and is too large for that.
     """

@@ -62,7 +62,7 @@ _unpacked_before = lru_cache(maxsize=256)(unpack_headers)
 
 
 def is_whole(answer: Answer) -> bool:
-    """Whether an answer can be kept as it is: what it consists of cannot change, and can be stored.
+    """Whether an answer can be stored as it is: none of its parts is mutable or of another type.
 
     >>> is_whole(Answer(200, ((b"etag", b"x"),), b"")), is_whole(Answer(200, (), bytearray(b"x")))
     (True, False)

@@ -162,7 +162,7 @@ class Engine:
         if isinstance(met, Permit):
             if met.asked.policy.steps:
                 met.steps = self._performer.steps_of(met)
-            hold.give(met)  # first: it is dropped where nobody can renew it
+            hold.give(met)  # first: it is dropped where no thread can renew it
             self._upkeep.watch()
         return met
 

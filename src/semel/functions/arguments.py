@@ -14,6 +14,7 @@ from datetime import date
 from typing import Any, Final
 from uuid import UUID
 
+from semel.articles import name_type
 from semel.core.identity import frame
 from semel.errors import ConfigurationError, InvalidKey, MissingKey, RequestError
 from semel.http.caller import Caller, single_caller
@@ -69,7 +70,7 @@ def _step(value: Any, step: str, seen: str) -> Any:
     try:
         return getattr(value, step)
     except AttributeError:
-        raise NotThere(f"{seen}, a {type(value).__name__}, has no attribute {step!r}") from None
+        raise NotThere(f"{seen}, {name_type(value)}, has no attribute {step!r}") from None
 
 
 _TEXTS: Final = "a text, a whole number, a UUID or a date"
@@ -129,7 +130,7 @@ def _key_of(key: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[s
         raise MissingKey("the key function returned no key; return a text that is the same whenever this is retried")
     text = text_of(made)
     if text is None:
-        raise InvalidKey(f"the key function returned a {type(made).__name__}; return {_TEXTS}")
+        raise InvalidKey(f"the key function returned {name_type(made)}; return {_TEXTS}")
     return check_key(text, "the key function's key")
 
 
@@ -143,7 +144,7 @@ def _key_part(path: Path, arguments: Mapping[str, Any]) -> str:
     text = text_of(value)
     if text is None:
         raise InvalidKey(
-            f"{path.text!r} is a {type(value).__name__}, no key; let the path lead to {_TEXTS}, or give key= a function"
+            f"{path.text!r} is {name_type(value)}, no key; let the path lead to {_TEXTS}, or give key= a function"
         )
     if not text.strip():
         raise MissingKey(f"no key: {path.text!r} is empty; every call needs one")
@@ -155,7 +156,7 @@ def check_key(key: object, what: str) -> str:
     if key is None or key == "" or (isinstance(key, str) and not key.strip()):
         raise MissingKey(f"{what} is empty; give a text that is the same whenever this is retried")
     if not isinstance(key, str):
-        raise InvalidKey(f"{what} is a {type(key).__name__}; give a text")
+        raise InvalidKey(f"{what} is {name_type(key)}; give a text")
     if len(key) > KEY_LENGTH_MAX:
         raise InvalidKey(f"{what} has {len(key)} characters, at most {KEY_LENGTH_MAX} are taken; give a digest of it")
     if not key.isprintable() and any(0xD800 <= ord(char) < 0xE000 for char in key):
@@ -200,7 +201,7 @@ def caller_maker(caller: object, parameters: Sequence[str]) -> MakeCaller:
 def _caller_of(caller: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller:
     found = caller(*args, **kwargs)
     if not isinstance(found, Caller):
-        raise ConfigurationError(f"caller= returned a {type(found).__name__}; it must return a Caller(tenant, id)")
+        raise ConfigurationError(f"caller= returned {name_type(found)}; it must return a Caller(tenant, id)")
     return found
 
 
@@ -225,7 +226,7 @@ def _caller_name(path: Path, value: object) -> str:
         raise RequestError(f"caller={path.text!r} is {value!r}; {_NO_CALLER}")
     text = text_of(value)
     if text is None:
-        raise ConfigurationError(f"caller={path.text!r} is a {type(value).__name__}; let it lead to {_TEXTS}")
+        raise ConfigurationError(f"caller={path.text!r} is {name_type(value)}; let it lead to {_TEXTS}")
     return text
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
+from semel.articles import with_article
 from semel.codec.annotations import Shapes
 from semel.codec.results import check_replays
 from semel.codec.shapes import Codec
@@ -244,8 +245,8 @@ def check_function(function: Any) -> None:
     late = isinstance(origin, type) and issubclass(origin, _UNFINISHED) and origin is not object
     if late and not inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"{name} returns a {origin.__name__}: its work continues after it returns, so it cannot be protected; "
-            "declare an `async def`, or collect inside and return a list"
+            f"{name} returns {with_article(origin.__name__)}: its work continues after it returns, so it cannot be "
+            "protected; declare an `async def`, or collect inside and return a list"
         )
 
 

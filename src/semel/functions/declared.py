@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
+from semel.articles import name_type
 from semel.codec.annotations import Shapes
 from semel.codec.results import KeptResult, keep_error, keep_result, restore_result
 from semel.codec.scalars import Mismatch, Unserialisable
@@ -354,10 +355,9 @@ class CommandCall:
     def _refuse_unfinished(self, value: Any) -> NoReturn:
         if isinstance(value, types.CoroutineType | types.GeneratorType):
             value.close()
-        kind = type(value).__name__
         raise ConfigurationError(
-            f"{self._declared.called} returned a {kind}: its work continues after it returns, so it cannot be "
-            "protected; declare an `async def`, or await and collect inside"
+            f"{self._declared.called} returned {name_type(value)}: its work continues after it returns, so it cannot "
+            "be protected; declare an `async def`, or await and collect inside"
         )
 
     def _fitting(self, kept: KeptResult) -> Answer:

@@ -18,6 +18,7 @@ from itertools import combinations, islice
 from operator import itemgetter
 from typing import Any, Final
 
+from semel.articles import with_article
 from semel.codec.plain import DEPTH_MAX
 from semel.codec.scalars import Unserialisable, kind_name, scalar_text
 from semel.codec.shapes import Codec
@@ -227,7 +228,7 @@ class Fingerprints:
             for each in left_out if isinstance(form, dict) else ():  # a root model's form is the value itself
                 form.pop(each.member, None)
             return _tag("model", kind.__qualname__, self.canonical(form, where, depth + 1))
-        raise Unserialisable(where, f"is a {kind_name(kind)}, which has no canonical form")
+        raise Unserialisable(where, f"is {with_article(kind_name(kind))}, which has no canonical form")
 
     def _members(self, tag: str, members: Iterable[tuple[Any, Any]], where: str, depth: int) -> bytes:
         pairs = [

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
+from semel.articles import name_type
 from semel.core.identity import uuid_text
 from semel.core.model import (
     Answer,
@@ -253,7 +254,7 @@ def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
 def _refuse_uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
     """A request of an unknown caller."""
     if caller is not None:
-        raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
+        raise ConfigurationError(f"caller= returned {name_type(caller)}; it must return a Caller or None")
     return _mark_unprotected(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
 
 

@@ -139,7 +139,7 @@ _QUERY_FIRST: Final = "Query that operation before you use a new key: both could
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
 PAGE_RELATION: Final = "describedby"  # draft-ietf-httpapi-idempotency-key-header-07, 2.7: a link to documentation
 PAGE_NAME: Final = "problems"  # in place of an operation's id: the page about all codes
-_PLACE: Final = "/operations"  # the status of operations, unless something else is said
+_PLACE: Final = "/operations"  # the status of operations, unless the settings name another path
 _ID: Final = "{id}"
 
 

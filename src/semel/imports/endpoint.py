@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol, cast, get_args
 
+from semel.articles import name_type
 from semel.core.identity import uuid_bytes
 from semel.core.model import Answer
 from semel.errors import ConfigurationError, ImportRefused, RequestError, SemelError
@@ -253,7 +254,7 @@ def add_imports(
     """Implements ``semel.imports``. Raises ConfigurationError, when the application is built."""
     if not isinstance(imports, Imports):
         raise ConfigurationError(
-            f"semel.imports takes one Imports, not a {type(imports).__name__}; call it once for each, with its own path"
+            f"semel.imports takes one Imports, not {name_type(imports)}; call it once for each, with its own path"
         )
     if imports.engine is not semel.engine:
         raise ConfigurationError(

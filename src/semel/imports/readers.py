@@ -181,7 +181,7 @@ def read_recipe(recipe: str) -> Format:
             raise UnreadableFile("RECIPE_UNKNOWN", f"the rows are to be read by version {version} of the recipe")
         made: Format = FORMATS[form](**options)
     except (ValueError, KeyError, TypeError, AttributeError, PolicyError):
-        raise UnreadableFile("RECIPE_UNKNOWN", "how the rows are to be read is not known to this version") from None
+        raise UnreadableFile("RECIPE_UNKNOWN", "this version does not know how to read the rows") from None
     return made
 
 

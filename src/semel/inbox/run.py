@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
 
+from semel.articles import name_type
 from semel.atomic.own_transaction import in_own_transaction
 from semel.core.flow import Flow, ask
 from semel.core.identity import derive_key, frame
@@ -39,10 +40,10 @@ _OPTIONS: Final = ("consumer", "tries_max", "keep_seconds")
 _OF_ADAPTERS: Final = ("id_of", "retry_seconds", "retry_seconds_max", "lease_seconds", "idle_seconds", "busy_seconds")
 _NOBODY: Final = bytes(16)
 _NOT_OVER: Final = (
-    "the handler returned a {kind}: its work has not begun, so that the message is not handled; an Inbox takes a plain "
+    "the handler returned {kind}: its work has not begun, so that the message is not handled; an Inbox takes a plain "
     "function, and an AsyncInbox on an AsyncEngine a coroutine function"
 )
-_NOT_AWAITED: Final = "an AsyncInbox takes a coroutine function, async def handler(message): ...; it returned a {kind}"
+_NOT_AWAITED: Final = "an AsyncInbox takes a coroutine function, async def handler(message): ...; it returned {kind}"
 _JOIN: Final = "join your own transaction: with inbox.within(connection, message_id) as message (docs/inbox.md)"
 
 
@@ -403,14 +404,14 @@ def check_over(returned: object) -> object:
     if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()  # otherwise Python warns that it was never awaited
-        raise HandlerError(_NOT_OVER.format(kind=type(returned).__name__))
+        raise HandlerError(_NOT_OVER.format(kind=name_type(returned)))
     return returned
 
 
 async def await_over(begun: object) -> object:
     """What a coroutine function's handler returns in the end; HandlerError where it was another function."""
     if not inspect.isawaitable(begun):
-        raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
+        raise HandlerError(_NOT_AWAITED.format(kind=name_type(begun)))
     return check_over(await begun)
 
 

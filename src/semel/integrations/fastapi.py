@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from semel.articles import name_type
 from semel.errors import ConfigurationError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.problems import PAGE_NAME
@@ -80,7 +81,7 @@ class Semel(StarletteSemel):
         as the one that authenticates: ``[Depends(authenticate)]``.
         """
         if not isinstance(app, FastAPI):
-            raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
+            raise ConfigurationError(f"install takes a FastAPI application, not {name_type(app)}")
         operations_path = self.surface.problems.check_place(operations_path)
         super().install(app, operations_path=None, reap=reap, complete=complete)
         if operations_path is not None:

@@ -1,7 +1,7 @@
 """Flask: the operation is declared on the view, claimed inside it, and captured around the application.
 
 So what authentication, ``before_request`` and URL converters refuse is never recorded, and nothing is replayed to
-anybody whom the application would not have let in. With ``effects="atomic"`` Flask-SQLAlchemy's session works in the
+a caller whom the application would have refused. With ``effects="atomic"`` Flask-SQLAlchemy's session works in the
 command's own transaction, and one commit makes the rows and the record final.
 """
 

@@ -1,6 +1,6 @@
 """Starlette: the operation is declared on the endpoint, claimed inside it, and captured outside.
 
-So what authentication and validation refuse is never recorded, and nothing is replayed to anybody whom the
+So what authentication and validation refuse is never recorded, and nothing is replayed to a caller whom the
 application would not have let in. ``integrations.fastapi`` builds on this file.
 """
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from semel.articles import name_type
 from semel.extras import install_command
 
 try:
@@ -304,7 +305,7 @@ class Idempotent(FieldExtension):
             raise MissingKey(f"{self.key} is missing; send a UUID there, the same whenever this is retried")
         text = text_of(value)
         if text is None:
-            raise InvalidKey(f"{self.key} is a {type(value).__name__}, no key; send a UUID there")
+            raise InvalidKey(f"{self.key} is {name_type(value)}, no key; send a UUID there")
         if not text.strip():  # not the same as none: where keys are optional it must not run unprotected
             raise InvalidKey(f"{self.key} is empty; send a UUID there, the same whenever this is retried")
         return check_key(text, self.key)

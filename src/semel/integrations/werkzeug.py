@@ -16,6 +16,7 @@ from uuid import UUID
 import click
 from werkzeug.exceptions import HTTPException
 
+from semel.articles import name_type
 from semel.check.discovery import functions_of
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
@@ -118,7 +119,7 @@ def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
         if isinstance(found, (str, int, UUID)) and not isinstance(found, bool):
             return Caller(tenant, str(found))
         raise ConfigurationError(
-            f"caller= returned a {type(found).__name__}; it must return a text, a number, a UUID, a "
+            f"caller= returned {name_type(found)}; it must return a text, a number, a UUID, a "
             "semel.http.Caller, or None where the caller is not known"
         )
 

@@ -81,7 +81,9 @@ class Receiver:
         except ValueError as error:
             raise ConfigurationError(f"{self.name}: url is https://HOST/PATH: {error}") from None
         if parts.scheme == "http" and not self.private:
-            raise ConfigurationError(f"{self.name}: url is https://; http:// needs private = true, for your own")
+            raise ConfigurationError(
+                f"{self.name}: url must be https://; http:// needs private = true and is for your own network"
+            )
         check_seconds(f"{self.name}: seconds", self.seconds, least=0.1, most=60)
 
     def takes(self, topic: str) -> bool:

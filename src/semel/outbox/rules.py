@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from semel.articles import name_type
 from semel.core.identity import frame
 from semel.errors import PolicyError
 from semel.outbox.event import Event
@@ -160,7 +161,7 @@ def _check_names(value: Any) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"a {type(key).__name__} as a key")
+                raise TypeError(f"{name_type(key)} as a key")
             _check_names(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:

@@ -48,8 +48,8 @@ def settle_reported(
 ) -> Flow[State]:
     """Settle an execution by a report, and return its state. An equal earlier settlement stays unchanged.
 
-    Parameters: ``cover`` makes of a report what is to be stored, by its operation's name; ``steps`` of each step that
-    had begun whether it happened: the execution ends, also where none of them is in doubt.
+    Parameters: ``cover`` returns what to store of a report, given the name of its operation; ``steps`` says of each
+    step that had begun whether it happened. With ``steps`` the execution ends even where none of them is in doubt.
 
     Raises PolicyError for what is not a report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """

@@ -59,7 +59,7 @@ class ResumedCall(RouteCall):
     async def claim(
         self, surface: HttpSettings, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
-        """The permit that the completer was granted; before it has claimed, an answer in the endpoint's place."""
+        """Return the completer's permit; before the completer has claimed, an answer that ends the call."""
         self.reached = True
         return _REACHED if self._permit is None else self._permit
 

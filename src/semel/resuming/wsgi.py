@@ -180,9 +180,9 @@ def completer_of(surface: HttpSettings, engine: Engine, app: App) -> Completer |
 
 
 def completer_for(engine: Engine, app: App, routes: Iterable[Route], *, claims: bool = True) -> Completer | None:
-    """A completer of the resumable ones among these operations; None where there are none.
+    """Return a completer of these operations that are resumable; None where none is.
 
-    Parameters: ``claims`` whether their views claim for themselves.
+    Parameters: ``claims`` whether the views claim, and not the middleware.
     """
     resumable = [route for route in routes if route.policy.resumable]
     if not resumable:

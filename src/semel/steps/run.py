@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from semel.articles import name_type
 from semel.atomic.flow import NOT_ROLLED_BACK
 from semel.atomic.own_transaction import in_own_transaction
 from semel.codec.annotations import Shapes
@@ -306,7 +307,7 @@ def shape_of(name: str, call: object, returns: Any) -> Shape:
             f"step {name!r} was given a call that has begun; give the function, such as lambda: charge(...)"
         )
     if not callable(call):
-        raise StepError(f"step {name!r} needs a function to call; it is a {type(call).__name__}")
+        raise StepError(f"step {name!r} needs a function to call; it is {name_type(call)}")
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise StepError(f"step {name!r} was given a generator function, whose call runs nothing: leave yield out")
     return _SHAPES.of(_return_annotation(call) if returns is None else returns, f"the result of step {name!r}")

@@ -34,7 +34,7 @@ class ClosesAsync(Protocol):
     async def close(self) -> None: ...
 
 
-class AsyncLifo(Generic[C]):
+class AsyncConnectionPool(Generic[C]):
     """Connections of one event loop."""
 
     def __init__(self, open: Callable[[Deadline], Awaitable[C]], most: int) -> None:
@@ -110,7 +110,7 @@ def _end_wait(turn: asyncio.Future[bool]) -> None:
         turn.set_result(False)
 
 
-class Lifo(Generic[C]):
+class ConnectionPool(Generic[C]):
     """Connections of one process's threads."""
 
     def __init__(self, open: Callable[[Deadline], C], most: int) -> None:
@@ -121,7 +121,7 @@ class Lifo(Generic[C]):
         self._changed = threading.Condition()
 
     def take(self, deadline: Deadline) -> tuple[C, bool]:
-        """As :meth:`AsyncLifo.take`."""
+        """As :meth:`AsyncConnectionPool.take`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.idle or self.count < self._most, deadline.before_sending()):
                 raise StoreUnavailable(_FULL.format(count=self._most))
@@ -169,7 +169,7 @@ class AsyncUnitPool(Generic[S, C]):
     """The connections of units, on each event loop that they are used on."""
 
     _open: Callable[[Deadline], Coroutine[Any, Any, C]]
-    _drop: Callable[[AsyncLifo[C]], None]  # what is idle on a loop that is over
+    _drop: Callable[[AsyncConnectionPool[C]], None]  # what is idle on a loop that is over
 
     def __init__(self, server: S) -> None:
         self.server = server
@@ -180,10 +180,10 @@ class AsyncUnitPool(Generic[S, C]):
     def begin_process(self) -> None:
         """Start with no connections, also in a forked child."""
         self._inherited.append(getattr(self, "_loops", None))
-        self._loops: Loops[AsyncLifo[C]]
-        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), self._drop)
+        self._loops: Loops[AsyncConnectionPool[C]]
+        self._loops = Loops(lambda: AsyncConnectionPool(self._open, self.server.connections_max), self._drop)
 
     @property
-    def lifo(self) -> AsyncLifo[C]:
+    def lifo(self) -> AsyncConnectionPool[C]:
         """The connections of this process and the running loop."""
         return self._loops.here()

@@ -63,7 +63,7 @@ class Hold(Generic[T]):
         _open[number] = lost
 
     def give(self, value: T) -> None:
-        """The value, from the thread that has made it."""
+        """Hand over the value, from the thread that made it."""
         held = self._held
         held.value = value
         if held.is_left:
@@ -205,7 +205,7 @@ class _Threads:
             self._serve_waiting()
 
     def _serve_waiting(self) -> None:
-        """Do the calls that are waiting in this thread: their callers wait for as long as nobody does them."""
+        """Do the waiting calls in this thread: no other thread does them, and their callers wait."""
         was_own, _here.is_own = _here.is_own, True
         with suppress(Empty):
             while True:

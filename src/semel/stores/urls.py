@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from semel.articles import name_type
 from semel.errors import ConfigurationError, UrlError
 from semel.stores.backend import Backend
 
@@ -114,7 +115,7 @@ def _of_a_package(scheme: str, url: str) -> Backend:
         backend = make(url)
         if not isinstance(backend, Backend):
             raise ConfigurationError(
-                f"the store {scheme!r} ({entry.value}) returned a {type(backend).__name__} instead of a Backend; "
+                f"the store {scheme!r} ({entry.value}) returned {name_type(backend)} instead of a Backend; "
                 "its entry point must be a function of the URL that returns a semel.stores.backend.Backend"
             )
         return replace(backend, url=url)

@@ -14,10 +14,12 @@ from semel.workers.turns import Turns
 
 
 class Loop(ABC):
-    """``async with`` runs it meanwhile; :meth:`run` runs it until it is cancelled.
+    """A worker that looks at the store again and again.
 
-    Parameters: ``name`` of its task; ``every_seconds`` at most between two looks. The rests differ by up to a quarter,
-    so that the processes of one service do not look together.
+    ``async with`` runs it during the block; :meth:`run` runs it until it is cancelled.
+
+    Parameters: ``name`` of its task; ``every_seconds`` the longest pause between two looks. Pauses differ by up to a
+    quarter, so that the processes of one service do not look at the same time.
     """
 
     def __init__(self, name: str, every_seconds: float) -> None:

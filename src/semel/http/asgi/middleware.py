@@ -386,7 +386,7 @@ def _raw_path(scope: Scope) -> bytes | None:
 
 
 def _check_order(app: object, caller: object) -> None:
-    """Starlette builds from the inside out, so that what is inside can be seen here."""
+    """Refuse an order in which ``scope['user']`` is set too late. Starlette builds the inner middleware first."""
     inner: object = app
     while isinstance(caller, FromUser) and inner is not None:
         if type(inner).__name__ == "AuthenticationMiddleware":

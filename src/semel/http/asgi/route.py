@@ -79,7 +79,7 @@ class RouteCall(AsgiCall):
         self.runner = asyncio.current_task()  # that runs the application
 
     def listen(self) -> Listener:
-        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
+        """Run in a task of its own from here on; the listener returned gets its answer while the client is there."""
         self.runner = None
         listener = Listener(self._send)
         self._send = listener.send

@@ -215,7 +215,7 @@ class Site:
         return (place for _, place in self.stores())
 
     def stores(self) -> Iterator[tuple[str, ProjectStore]]:
-        """As :meth:`places`, each with the alias of its database."""
+        """Return the stores of :meth:`places`, each with the alias of its database."""
         for alias in dict.fromkeys([self.database, *(each.using for each in self._declared.values())]):
             yield alias, self.place(alias)
 

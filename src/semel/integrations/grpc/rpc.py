@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
+from semel.articles import name_type
 from semel.core.model import Effects, Scope
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.requirements import NO_STEPS
@@ -131,7 +132,7 @@ class DeclaredRpc:
             raise CallerNotKnown
         if not isinstance(caller, Caller):
             raise ConfigurationError(
-                f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None"
+                f"caller= returned {name_type(caller)}; it must return a Caller(tenant, id), or None"
             )
         canonical = _canonical(raw, message)
         secret = self._engine.core.id_secret

@@ -67,7 +67,7 @@ def secrets_of(text: str, where: str = f"${VARIABLE}") -> tuple[bytes, ...]:
     """
     written = text.split()
     if not 1 <= len(written) <= SECRETS_MAX:
-        raise UrlError(f"{where} is one secret or, while it is rotated, two, separated by a space")
+        raise UrlError(f"{where} must be one secret, or two separated by a space during a rotation")
     return tuple(secret_of(each, where) for each in written)
 
 

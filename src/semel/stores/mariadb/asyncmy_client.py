@@ -25,7 +25,7 @@ from semel.stores.mariadb.errors import (
     store_error,
 )
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
-from semel.stores.pool import AsyncLifo
+from semel.stores.pool import AsyncConnectionPool
 
 T = TypeVar("T")
 CONNECTION: Final = asyncmy.Connection
@@ -40,7 +40,7 @@ class AsyncmyLoop:
     def __init__(self, server: MariadbServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._lifo: AsyncLifo[Taken] = AsyncLifo(self._open, server.connections_max)
+        self._lifo: AsyncConnectionPool[Taken] = AsyncConnectionPool(self._open, server.connections_max)
 
     def start(self, make: MakeFlow[T]) -> asyncio.Task[T]:
         """Run a flow in a separate task, which a cancelled caller does not interrupt."""
@@ -157,7 +157,7 @@ async def close(connection: Any) -> None:
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
 
-def drop(lifo: AsyncLifo[Taken]) -> None:
+def drop(lifo: AsyncConnectionPool[Taken]) -> None:
     """Close idle connections of a closed loop."""
     for connection, _ in lifo.forget_idle():
         transport, connection._transport = connection._transport, None

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from semel.articles import name_type
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import JoinRefused, SchemaError, SemelError
@@ -257,7 +258,7 @@ def _is_async_alchemy(target: Any) -> bool:
 
 
 def _unknown(target: Any, wanted: str) -> str:
-    return f"a {type(target).__module__}.{type(target).__qualname__} cannot be joined here; pass to {wanted}"
+    return f"{name_type(target, with_module=True)} cannot be joined here; pass to {wanted}"
 
 
 def _roll_back() -> Conversation[None]:

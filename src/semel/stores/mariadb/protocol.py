@@ -36,12 +36,12 @@ VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
 FRAME: Final = 1024  # bytes around the statements of one packet
 AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column: beyond it the server refuses the statement
-# Somebody's INSERT … SELECT or LOAD DATA holds the table's AUTO-INC lock to its end. A claim that waits for no lock
+# A user's INSERT … SELECT or LOAD DATA holds the table's AUTO-INC lock to its end. A claim that waits for no lock
 # does not wait for that one either.
 AUTOINC_PAUSE: Final = "DO SLEEP(0.02)"
 AUTOINC_TRIES_MAX: Final = 50
 _INSIDE: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\n{text};\nEND"
-# Until the commit nobody can put other tables in the place of those that were looked at.
+# Until the commit no other session can put other tables in the place of those that were looked at.
 _IN_COMMIT: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\nSTART TRANSACTION;\n{text};\nCOMMIT;\nEND"
 _ALL_OR_NONE: Final = (
     "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{text};\n"
@@ -315,7 +315,7 @@ def _reserve(text: str, packet_max: int, *, open: bool, begins: bool) -> Convers
         except MariadbRefused as error:  # nothing of this statement is left
             if error.code == LOCK_WAIT_TIMEOUT:
                 return None
-            # In an open transaction what was written before may be gone: whoever began it decides.
+            # In an open transaction what was written before may be gone: its owner decides.
             if error.code != AUTOINC_BUSY or open or again == AUTOINC_TRIES_MAX - 1:
                 raise
             _ = yield AUTOINC_PAUSE

@@ -25,7 +25,7 @@ from semel.stores.mariadb.errors import (
     store_error,
 )
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
-from semel.stores.pool import Lifo
+from semel.stores.pool import ConnectionPool
 
 T = TypeVar("T")
 CONNECTION: Final = pymysql.connections.Connection
@@ -38,7 +38,7 @@ class PymysqlThreads:
 
     def __init__(self, server: MariadbServer) -> None:
         self._server = server
-        self._lifo: Lifo[Taken] = Lifo(self._open, server.connections_max)
+        self._lifo: ConnectionPool[Taken] = ConnectionPool(self._open, server.connections_max)
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow.

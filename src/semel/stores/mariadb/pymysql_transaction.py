@@ -23,7 +23,7 @@ from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, p
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
-from semel.stores.pool import Lifo
+from semel.stores.pool import ConnectionPool
 from semel.stores.process import begin_in_children, part_in_children
 
 T = TypeVar("T")
@@ -310,7 +310,7 @@ class PymysqlUnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self.lifo: Lifo[Taken] = Lifo(self._open, self.server.connections_max)
+        self.lifo: ConnectionPool[Taken] = ConnectionPool(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""

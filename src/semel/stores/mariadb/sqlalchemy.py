@@ -69,7 +69,7 @@ class _FoundRowsAsync:
 
 @lru_cache
 def _counting(cursor: Any) -> Any:
-    class Counting(cursor):  # type: ignore[misc]
+    class CountingCursor(cursor):  # type: ignore[misc]
         rowcount: int
 
         def execute(self, query: str, args: Any = None) -> int:
@@ -77,12 +77,12 @@ def _counting(cursor: Any) -> Any:
             self.rowcount = found_rows(query, self._result.message, self.rowcount)
             return self.rowcount
 
-    return Counting
+    return CountingCursor
 
 
 @lru_cache
 def _counting_async(cursor: Any) -> Any:
-    class Counting(cursor):  # type: ignore[misc]
+    class AsyncCountingCursor(cursor):  # type: ignore[misc]
         rowcount: int
 
         async def execute(self, query: str, args: Any = None) -> int:
@@ -90,4 +90,4 @@ def _counting_async(cursor: Any) -> Any:
             self.rowcount = found_rows(query, self._result.message, self.rowcount)
             return self.rowcount
 
-    return Counting
+    return AsyncCountingCursor

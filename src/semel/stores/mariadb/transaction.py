@@ -183,7 +183,7 @@ def witness_end(session: int | None, seconds: float, *, is_there: bool, stops: b
     has gone while it is at a statement. Where a session is listed no more, its transaction is rolled back.
 
     Parameters: ``session`` that may still be at a statement; None where none can be. ``is_there`` whether this
-    connection is to the session's own server: another one would stop somebody else's. ``stops`` whether it is stopped:
+    connection is to the session's own server: another one would stop a stranger's. ``stops`` whether it is stopped:
     not where the connection was lost, since a server that has started again gives its number to another. ``seconds``
     to wait for its end.
     """

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from semel.articles import name_type
 from semel.errors import JoinRefused
 from semel.stores.postgres.join import (
     AsyncJoinedPostgres,
@@ -81,16 +82,13 @@ def _is_async_alchemy(connection: Any) -> bool:
 
 
 def _asynchronous(connection: Any) -> str:
-    return f"a {_name(connection)} is joined with AsyncEngine: async with engine.atomic(connection, command) as once"
+    kind = name_type(connection, with_module=True)
+    return f"{kind} is joined with AsyncEngine: async with engine.atomic(connection, command) as once"
 
 
 def _unknown(connection: Any) -> str:
     return (
-        f"a {_name(connection)} cannot be joined here; with Engine pass a psycopg.Connection, a SQLAlchemy Session or "
-        "Connection, or django.db.connection; with AsyncEngine a psycopg.AsyncConnection, an asyncpg connection, or a "
-        "SQLAlchemy AsyncSession or AsyncConnection"
+        f"{name_type(connection, with_module=True)} cannot be joined here; with Engine pass a psycopg.Connection, a "
+        "SQLAlchemy Session or Connection, or django.db.connection; with AsyncEngine a psycopg.AsyncConnection, an "
+        "asyncpg connection, or a SQLAlchemy AsyncSession or AsyncConnection"
     )
-
-
-def _name(connection: Any) -> str:
-    return f"{type(connection).__module__}.{type(connection).__qualname__}"

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from semel.errors import StoreError
 from semel.stores.deadline import Deadline
 from semel.stores.loops import cut
-from semel.stores.pool import AsyncLifo, Lifo
+from semel.stores.pool import AsyncConnectionPool, ConnectionPool
 from semel.stores.redis.errors import REFUSALS, cannot_connect, error_reply, judge_lost
 from semel.stores.redis.packing import NOT_YET, new_reader, pack
 from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, NodeExchange, Replies, RouteTerms, Single
@@ -81,7 +81,7 @@ class RedisThreads:
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._pools: dict[Node, Lifo[Any]] = {}
+        self._pools: dict[Node, ConnectionPool[Any]] = {}
 
     def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
         """Send, and wait for all replies: those, or what became of them."""
@@ -89,7 +89,7 @@ class RedisThreads:
         pool = self._pools.get(wanted.node)
         if pool is None:
             pool = self._pools.setdefault(
-                wanted.node, Lifo(lambda until: self._open(wanted.node, until), self._server.connections_max)
+                wanted.node, ConnectionPool(lambda until: self._open(wanted.node, until), self._server.connections_max)
             )
         try:
             connection, was_idle = pool.take(deadline)
@@ -171,7 +171,7 @@ def _execute(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Repli
     return replies
 
 
-def _close_all(pool: Lifo[Any]) -> None:
+def _close_all(pool: ConnectionPool[Any]) -> None:
     for connection in pool.forget_idle():
         connection.disconnect()
 
@@ -181,7 +181,7 @@ class RedisLoop:
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._pools: dict[Node, AsyncLifo[Any]] = {}
+        self._pools: dict[Node, AsyncConnectionPool[Any]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
@@ -190,7 +190,7 @@ class RedisLoop:
             deadline = deadline.share(wanted.ways)
         pool = self._pools.get(wanted.node)
         if pool is None:
-            pool = self._pools[wanted.node] = AsyncLifo(
+            pool = self._pools[wanted.node] = AsyncConnectionPool(
                 lambda until: self._open(wanted.node, until), self._server.connections_max
             )
         try:
@@ -341,7 +341,7 @@ async def _execute_by_redis_py(connection: Any, wanted: NodeExchange, deadline: 
     return replies
 
 
-async def _close_all_async(pool: AsyncLifo[Any]) -> None:
+async def _close_all_async(pool: AsyncConnectionPool[Any]) -> None:
     for connection in pool.forget_idle():
         with suppress(redis.RedisError, OSError):  # it is gone either way
             await connection.disconnect()

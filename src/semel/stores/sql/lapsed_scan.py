@@ -67,7 +67,7 @@ class Walk:
         return marked
 
     def turn_params(self, horizon: Horizon, reaps: bool | None) -> Flow[Params]:
-        """Which records a turn sees: ``reaps`` those that were created since too, None: none at all."""
+        """Return which records a turn sees. True for ``reaps`` adds those created since; None stands for no record."""
         if horizon.after is None and reaps:
             yield from self._begin(horizon)
         return {

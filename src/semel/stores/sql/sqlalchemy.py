@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import LRUCache
 
+from semel.articles import name_type
 from semel.errors import ConfigurationError, JoinRefused, SupersededError
 from semel.stores.mariadb.sqlalchemy import count_found_rows
 from semel.stores.sqlite.join import BEGUN, Execute, JoinedUnit, StoreFile, begin_immediate, check_joinable
@@ -30,11 +31,11 @@ __all__ = ["Connection", "JoinedSession", "Session", "bound_engine", "executing_
 
 STATEMENTS_COMPILED: Final = 500  # SQLAlchemy's own default
 _ASYNC: Final = (
-    "a {kind} belongs to an AsyncEngine's handler; open a session on it with async_session_on of "
+    "{kind} belongs to an AsyncEngine's handler; open a session on it with async_session_on of "
     "semel.stores.sql.sqlalchemy_async"
 )
 _NO_CONNECTION: Final = (
-    "a {kind} is not a connection of an ATOMIC unit that SQLAlchemy has a dialect for; pass permit.connection"
+    "{kind} is not a connection of an ATOMIC unit that SQLAlchemy has a dialect for; pass permit.connection"
 )
 _known: dict[tuple[Any, ...], tuple[Dialect, LRUCache[Any, Any]]] = {}
 
@@ -281,9 +282,10 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
         return "postgresql+psycopg", postgres_server(connection)
     if pymysql is not None and isinstance(connection, pymysql.connections.Connection):
         return "mariadb+pymysql", (connection.host, connection.port, connection.db, connection.get_server_info())
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     is_async = any(hasattr(connection, name) for name in ("__aenter__", "ensure_closed", "fetchrow"))
-    raise ConfigurationError((_ASYNC if is_async else _NO_CONNECTION).format(kind=kind))
+    raise ConfigurationError(
+        (_ASYNC if is_async else _NO_CONNECTION).format(kind=name_type(connection, with_module=True))
+    )
 
 
 def postgres_server(connection: Any) -> tuple[Any, ...]:

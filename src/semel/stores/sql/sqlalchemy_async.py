@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
+from semel.articles import name_type
 from semel.core.flow import MakeFlow
 from semel.errors import ConfigurationError
 from semel.stores.sql.sqlalchemy import bound_engine, join_sqlalchemy, mark_of, postgres_server
@@ -27,7 +28,7 @@ _SQLITE: Final = (
     "that the unit holds, and wait for nothing; open a session on it with session_on of semel.stores.sql.sqlalchemy"
 )
 _NO_CONNECTION: Final = (
-    "a {kind} is not a connection that an AsyncEngine gives its handlers; pass permit.connection, and in a handler "
+    "{kind} is not a connection that an AsyncEngine gives its handlers; pass permit.connection, and in a handler "
     "that runs in a thread use session_on of semel.stores.sql.sqlalchemy"
 )
 
@@ -77,9 +78,7 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
     if asyncmy is not None and isinstance(connection, asyncmy.Connection):
         address = connection._host, connection._port, connection._db
         return "mariadb+asyncmy", (*address, connection.get_server_info())
-    raise ConfigurationError(
-        _NO_CONNECTION.format(kind=f"{type(connection).__module__}.{type(connection).__qualname__}")
-    )
+    raise ConfigurationError(_NO_CONNECTION.format(kind=name_type(connection, with_module=True)))
 
 
 class AsyncJoinedUnit(JoinedUnit):

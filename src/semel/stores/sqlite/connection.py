@@ -224,7 +224,7 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = " ".join(str(error).split())  # one line: SQLite quotes a damaged schema over several
     if text.startswith("Could not decode to UTF-8"):
-        text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be anybody's
+        text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be another caller's
         code = sqlite3.SQLITE_CORRUPT
     if "no such table: semel" in text:
         return SchemaError(f"this database has no Semel tables; {_migrate(path)}")

@@ -193,7 +193,7 @@ class SqliteDriver:
         return job.result()
 
     def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
-        """Ask for the reply to one request of a verb, written with this tick's other callers'. As :meth:`run_async`."""
+        """Return the reply to one request; one transaction writes all requests of this tick. As :meth:`run_async`."""
         try:
             bundle = BUNDLES[verb.__func__]  # type: ignore[attr-defined]  # a method of the store's, as nearly all
         except (AttributeError, KeyError):

@@ -69,7 +69,7 @@ class SqliteUnitConnection(sqlite3.Connection):
 
     @contextmanager
     def lift_guard(self) -> Iterator[None]:
-        """Semel's own statements in the middle of the unit, between two of the handler's."""
+        """Allow Semel's own statements in the middle of the unit, between two of the handler's."""
         with self.turn:
             guarded = self._guarded
             self._set_guarded(False)

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from semel.articles import name_type
 from semel.errors import JoinRefused, StoreUnavailable
 from semel.stores.sqlite.join import (
     BUSY_PAUSE_SECONDS,
@@ -90,7 +91,7 @@ async def _join_at_once(connection: Any, file: StoreFile) -> JoinedUnit:
 def unknown(connection: Any) -> str:
     """Make the error for an object that is no connection of a known library."""
     return (
-        f"a {type(connection).__module__}.{type(connection).__qualname__} cannot be joined; pass a sqlite3.Connection, "
+        f"{name_type(connection, with_module=True)} cannot be joined; pass a sqlite3.Connection, "
         "a SQLAlchemy Session or Connection, django.db.connection, or with AsyncEngine an AsyncSession or "
         "AsyncConnection"
     )

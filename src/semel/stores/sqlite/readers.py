@@ -108,7 +108,7 @@ class Readers:
                 self._changed.notify_all()
 
     def hold(self, seconds: float) -> bool:
-        """Give none until ``release``; False, and nothing is held, where one does not come back within ``seconds``."""
+        """Take all connections until ``release``; False, without any, where one is not back within ``seconds``."""
         with self._changed:
             self._held = True
             still = self._changed.wait_for(self._all_came_back, seconds)

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         )
         if finding.remedy:
             out.say_hanging(f"{'':<8} {'':<{_WIDTH}} → ", finding.remedy)
-    out.say("", f"{len(bad)} finding(s)" if bad else "healthy: nothing found")
+    out.say("", f"{len(bad)} finding{'s' if len(bad) != 1 else ''}" if bad else "healthy: nothing found")
     return code
 
 

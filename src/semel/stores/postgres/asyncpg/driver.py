@@ -18,7 +18,7 @@ from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavai
 from semel.stores.deadline import Deadline, run_within
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops, cut
-from semel.stores.pool import AsyncLifo, ClosesAsync
+from semel.stores.pool import AsyncConnectionPool, ClosesAsync
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX, PostgresServer, PsycopgDriver
@@ -149,7 +149,7 @@ class _Loop:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._connections: AsyncLifo[_Taken] = AsyncLifo(self._open, server.connections_max)
+        self._connections: AsyncConnectionPool[_Taken] = AsyncConnectionPool(self._open, server.connections_max)
 
     async def run(self, make: MakeFlow[T], waited: float = 0.0) -> T:
         conflicts, said = 0, False
@@ -222,7 +222,7 @@ async def open_connection(conninfo: str, **options: Any) -> Any:
     """As ``asyncpg.connect``, in a separate task, which a cancelled caller does not interrupt.
 
     asyncpg makes a protocol before it waits for the socket. A cancellation between the two closes the socket, and the
-    protocol's own future gets an error that nobody reads: asyncio prints it.
+    protocol's own future gets an error that no task reads: asyncio prints it.
     """
     task = asyncio.ensure_future(asyncpg.connect(conninfo, **options))
     try:

@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.loops import socket_number
-from semel.stores.pool import AsyncLifo, AsyncUnitPool
+from semel.stores.pool import AsyncConnectionPool, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, open_connection, to_error
 from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, execute_prepared, plain
 from semel.stores.postgres.errors import cannot_connect
@@ -345,7 +345,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         return connection
 
     @staticmethod
-    def _drop(lifo: AsyncLifo[AsyncpgUnitConnection]) -> None:
+    def _drop(lifo: AsyncConnectionPool[AsyncpgUnitConnection]) -> None:
         for connection in lifo.forget_idle():
             drop(connection)
 

@@ -24,7 +24,7 @@ from semel.stores.clock import Clock
 from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops
-from semel.stores.pool import AsyncLifo, Closes, ClosesAsync, Lifo
+from semel.stores.pool import AsyncConnectionPool, Closes, ClosesAsync, ConnectionPool
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.pipeline import execute, execute_async, is_outdated
@@ -111,7 +111,7 @@ class PsycopgDriver:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self._threads: Lifo[PatientConnection] = Lifo(self._open, self.server.connections_max)
+        self._threads: ConnectionPool[PatientConnection] = ConnectionPool(self._open, self.server.connections_max)
         self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
@@ -218,7 +218,9 @@ class _Loop:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._connections: AsyncLifo[PatientAsyncConnection] = AsyncLifo(self._open, server.connections_max)
+        self._connections: AsyncConnectionPool[PatientAsyncConnection] = AsyncConnectionPool(
+            self._open, server.connections_max
+        )
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

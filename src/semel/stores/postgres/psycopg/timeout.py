@@ -56,7 +56,7 @@ class Watch:
     more than the waits themselves.
 
     It watches a descriptor of its own for the socket. libpq may close its own at any time, and its number is another
-    file's then, for which the loop would still be watching. What is to be read while nobody waits is the end of the
+    file's then, for which the loop would still be watching. What arrives while no task waits is the end of the
     connection, or a notice: the watch ends, and the next wait begins another.
     """
 
@@ -77,7 +77,7 @@ class Watch:
         return self._fd < 0
 
     def is_free(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it is this loop's, and nobody waits for it."""
+        """Whether it belongs to this loop and no task waits for it."""
         return self._waiter is None and self._loop is loop
 
     async def until_readable(self, ends: float | None) -> int:
@@ -314,7 +314,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
             return result
 
     def _watch_free(self, loop: asyncio.AbstractEventLoop, socket: int) -> Watch | None:
-        """This connection's watch; None where there can be none, or where somebody waits for it already."""
+        """This connection's watch; None where there can be none, or where another task already waits for it."""
         watch = self._watch
         if watch is None or watch.is_over:
             try:

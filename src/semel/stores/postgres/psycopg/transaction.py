@@ -24,7 +24,7 @@ from psycopg.pq import PGconn, TransactionStatus
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused
 from semel.stores.deadline import Deadline
-from semel.stores.pool import Lifo
+from semel.stores.pool import ConnectionPool
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
@@ -252,7 +252,7 @@ class PsycopgUnitPool:
         begin_in_children(self)
 
     def _begin(self) -> None:
-        self.lifo: Lifo[PsycopgUnitConnection] = Lifo(self._open, self.server.connections_max)
+        self.lifo: ConnectionPool[PsycopgUnitConnection] = ConnectionPool(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
@@ -282,7 +282,7 @@ class PsycopgUnitPool:
         return fresh
 
     def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a sound connection to the pool, and close any other."""
         if sound:
             self.lifo.give(successor(connection))
         else:

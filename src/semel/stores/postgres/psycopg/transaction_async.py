@@ -8,7 +8,7 @@ import psycopg
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
-from semel.stores.pool import AsyncLifo, AsyncUnitPool
+from semel.stores.pool import AsyncConnectionPool, AsyncUnitPool
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.psycopg.pipeline import Said, execute_async
@@ -104,7 +104,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
         return fresh
 
     async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a sound connection to the pool, and close any other."""
         if sound:
             self.lifo.give(successor(connection))
         else:
@@ -126,6 +126,6 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
             await connection.close()
 
     @staticmethod
-    def _drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
+    def _drop(lifo: AsyncConnectionPool[AsyncPsycopgUnitConnection]) -> None:
         for connection in lifo.forget_idle():
             connection.finish()

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from semel.articles import name_type
 from semel.bulk.declaration import BulkResult
 from semel.bulk.run_async import AsyncBulk
 from semel.bulk.run_sync import Bulk
@@ -140,6 +141,6 @@ def _place_key(owner: Any, path: tuple[str, ...], key: str) -> Any:
     if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
         return dataclasses.replace(owner, **{path[0]: _place_key(getattr(owner, path[0], {}), path[1:], key)})
     raise CannotRun(
-        f"the key cannot be placed into a {type(owner).__name__}",
+        f"the key cannot be placed into {name_type(owner)}",
         "test a small function of your own that takes the key and makes the argument",
     )
