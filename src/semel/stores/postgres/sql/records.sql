@@ -254,7 +254,8 @@ raised AS (
 SELECT count(*) FROM written;
 
 -- name: resolve_record
--- The same, with its line of the audit trail: both or neither.
+-- The same, with its line of the audit trail: both or neither. Its flow holds the row's lock since it read the steps, so
+-- that each of the two, lock and comparison, keeps out what comes in between.
 WITH written AS (
     UPDATE semel_record SET
         recipe = :recipe::text, fingerprint = :fingerprint::bytea, state = :state::smallint, effects =
