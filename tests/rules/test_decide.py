@@ -490,3 +490,13 @@ def test_a_record_of_another_format_is_never_read_run_or_replayed(state: State) 
     row = record(state)._replace(format=2)
     assert situation(row, MINE, NOW) is Situation.CORRUPT
     assert decide(row, MINE, NOW + 10**15) == Unreadable(row.operation_id, "corrupt")
+
+
+@pytest.mark.parametrize("policy", [Policy(effects="idempotent"), EXTERNAL], ids=["idempotent", "external"])
+def test_a_list_of_steps_that_was_not_read_may_hold_one_that_has_begun(policy: Policy) -> None:
+    """An explanation decides without the list: it must not say that nothing has begun."""
+    row = record(State.CLAIMED, policy=Policy(steps=True))._replace(lease_until=NOW)
+    claim = attempt(nonce=2, policy=policy)
+    assert situation(row, claim, NOW) == situation(row, claim, NOW, begun=True)
+    assert situation(row, claim, NOW) != situation(row, claim, NOW, begun=False)
+    assert decide(row, claim, NOW) == decide(row, claim, NOW, begun=True)

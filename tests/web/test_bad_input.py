@@ -98,6 +98,13 @@ def test_a_body_as_large_as_allowed(make_web: MakeWeb, body: Any, media_type: st
     assert web.seen[0].body == b"1" * 100
 
 
+def test_a_body_that_is_announced_as_large_as_is_read(make_web: MakeWeb) -> None:
+    """One byte more is refused by its Content-Length alone, see above."""
+    web = make_web(policy=Policy(body_bytes_max=RETRY_BYTES_MAX))
+    headers = [("Content-Type", "text/plain"), ("Content-Length", str(RETRY_BYTES_MAX))]
+    assert web.call(body=b"1" * RETRY_BYTES_MAX, headers=headers).status == 201
+
+
 def test_json_nested_too_deep(web: Web) -> None:
     assert_refused(web, 413, TOO_LARGE, body=b"[" * 5000 + b"]" * 5000)
     assert_refused(web, 413, TOO_LARGE, body=[b"[" * 5000, b"]" * 5000])

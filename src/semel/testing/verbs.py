@@ -89,11 +89,11 @@ def _claims(nonce: int, request: int = 0) -> Verb:
 
 
 def _policy_of(grant: Grant) -> Policy:
-    return next(situation.policy for situation in SITUATIONS if _first_grant(situation) == grant)
+    return next(situation.policy for situation in SITUATIONS if first_grant(situation) == grant)
 
 
-def _settles(state: State) -> Verb:
-    return lambda store, grant: partial(store.settle, (settlement(grant, state, doubt="lost"),))
+def _settles(state: State, doubt: str = "lost") -> Verb:
+    return lambda store, grant: partial(store.settle, (settlement(grant, state, doubt=doubt),))
 
 
 def _claims_in_unit(store: Store, grant: Grant) -> MakeFlow[Any]:
@@ -127,7 +127,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "look": lambda store, grant: partial(store.look, (attempt(nonce=5, policy=_policy_of(grant)),)),
     "settle succeeded": _settles(State.SUCCEEDED),
     "settle refused": _settles(State.FAILED_REPLAYABLE),
-    "settle released": _settles(State.FAILED_NOT_REPLAYABLE),
+    "settle released": _settles(State.FAILED_NOT_REPLAYABLE, doubt=""),
     "settle unknown": _settles(State.UNKNOWN),
     "give back": _settles(State.PROCESSING),
     "mark_not_kept": lambda store, grant: partial(store.mark_not_kept, (renewal(grant),)),
@@ -229,18 +229,14 @@ def check_all(make: Callable[[], World], cases: Iterator[tuple[Situation, tuple[
 
 def check(make: Callable[[], World], situation: Situation, names: Sequence[str]) -> int:
     """All interleavings of these verbs from this situation; how many. Raises NotAtomic."""
-    grant = _first_grant(situation)
+    grant = first_grant(situation)
     flows = [VERBS[name] for name in names]
-    whole = {
-        _state_text(*_in_order(make, situation, grant, names, order, passing))
-        for order in permutations(range(len(names)))
-        for passing in _passing(names)
-    }
+    whole = whole_results(make, situation, names)
     programs = [_program(verb, grant) for verb in flows]
     count = 0
-    for run in interleavings(partial(_prepare, make, situation, grant), programs):
+    for run in interleavings(partial(prepare, make, situation, grant), programs):
         count += 1
-        seen = _state_text(list(run.results), _read_held(run.world))
+        seen = result_text(run.results, run.world)
         if seen not in whole:
             raise NotAtomic(
                 f"{' and '.join(names)}, from {situation.name!r}, in the order {run.schedule}: {seen}\n"
@@ -249,15 +245,26 @@ def check(make: Callable[[], World], situation: Situation, names: Sequence[str])
     return count
 
 
+def whole_results(make: Callable[[], World], situation: Situation, names: Sequence[str]) -> set[str]:
+    """The results of these verbs from this situation, each performed whole, in every order."""
+    grant = first_grant(situation)
+    return {
+        _in_order(make, situation, grant, names, order, passing)
+        for order in permutations(range(len(names)))
+        for passing in _passing(names)
+    }
+
+
 def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
     """No verb passes; or one of those that may, does."""
     yield frozenset()
     yield from (frozenset((place,)) for place, name in enumerate(names) if name in MAY_PASS)
 
 
-def _state_text(replies: list[Any], held: Any) -> str:
-    """A text to compare. The number of records that a purge read is left out."""
+def result_text(replies: Sequence[Any], world: World) -> str:
+    """Replies and what the store holds, as a text to compare. The number of records that a purge read is left out."""
     said = [reply._replace(scanned=0) if isinstance(reply, Purged) else reply for reply in replies]
+    held = world.do(partial(world.store.read, (MINE.id,))), world.do(partial(world.store.audit, None, 10))
     return repr((said, held))
 
 
@@ -275,24 +282,21 @@ def _in_order(
     names: Sequence[str],
     order: Sequence[int],
     passing: frozenset[int],
-) -> tuple[list[Any], Any]:
-    """The results of whole verbs in this order: their replies and the final state of the store."""
-    world = _prepare(make, situation, grant)
+) -> str:
+    """The result of whole verbs in this order."""
+    world = prepare(make, situation, grant)
     try:
         replies: list[Any] = [MAY_PASS.get(name) for name in names]
         for place in order:
             if place not in passing:
                 replies[place] = world.do(VERBS[names[place]](world.store, grant))
-        return replies, _read_held(world)
+        return result_text(replies, world)
     finally:
         world.close()
 
 
-def _read_held(world: World) -> Any:
-    return world.do(partial(world.store.read, (MINE.id,))), world.do(partial(world.store.audit, None, 10))
-
-
-def _prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
+def prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
+    """A world in this situation."""
     world = make()
     if situation.claimed:
         world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))
@@ -300,7 +304,7 @@ def _prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> W
     return world
 
 
-def _first_grant(situation: Situation) -> Grant:
+def first_grant(situation: Situation) -> Grant:
     """The grant of a first claim, equal in every world because all clocks start at the same time."""
     if situation.name not in _GRANTS:
         world = MemoryWorld()

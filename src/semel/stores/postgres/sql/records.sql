@@ -195,9 +195,10 @@ WHERE r.id = ANY (ARRAY[u.id]) AND r.fence = u.fence AND r.nonce = u.nonce AND r
 RETURNING r.id;
 
 -- name: settle_in_unit
--- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
--- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest. It
--- says whether it ran outside any savepoint.
+-- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one
+-- committed, was committed early. Nonce and xmin say so by themselves; the fence is named as in every holder's write.
+-- Where nothing is settled it divides by zero, so that the server lets nobody commit the rest. It says whether it ran
+-- outside any savepoint.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -254,7 +255,8 @@ raised AS (
 SELECT count(*) FROM written;
 
 -- name: resolve_record
--- The same, with its line of the audit trail: both or neither.
+-- The same, with its line of the audit trail: both or neither. Its flow holds the row's lock since it read the steps, so
+-- that each of the two, lock and comparison, keeps out what comes in between.
 WITH written AS (
     UPDATE semel_record SET
         recipe = :recipe::text, fingerprint = :fingerprint::bytea, state = :state::smallint, effects =
