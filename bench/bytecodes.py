@@ -224,8 +224,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for surface in SURFACES:
             for kind in KINDS:
-                rows.append((f"{surface}, memory, {kind}", asyncio.run(count(surface, "memory://", kind))))
-        rows += [(f"asgi, memory, {kind}", asyncio.run(count("asgi", "memory://", kind))) for kind in BODIES]
+                rows.append(
+                    (f"{surface}, memory, {kind}", asyncio.run(count(surface, "memory://?persistence=none", kind)))
+                )
+        rows += [
+            (f"asgi, memory, {kind}", asyncio.run(count("asgi", "memory://?persistence=none", kind))) for kind in BODIES
+        ]
         url = f"sqlite:///{folder}/semel.db"
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
     if servers.missing("redis") is None:

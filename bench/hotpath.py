@@ -291,7 +291,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table; with ``--profile`` the functions that took most of it."""
     parser = argparse.ArgumentParser(prog="python -m bench.hotpath", description=__doc__)
-    parser.add_argument("--url", default="memory://", help="the store (default: %(default)s)")
+    parser.add_argument("--url", default="memory://?persistence=none", help="the store (default: %(default)s)")
     parser.add_argument(
         "--form", choices=FORMS, default="protected", help="what is measured (default: %(default)s); see bench.shop"
     )
