@@ -68,15 +68,30 @@ def _parameters(value: Any) -> str:
 
 
 def _markdown(text: str) -> Iterator[str]:
-    """A docstring's lines: its indented blocks and its examples become blocks of text."""
+    """A docstring's lines: its indented blocks and its examples become blocks of text, its parameters a list."""
     for part in re.split(r"\n{2,}", text):
         lines = part.split("\n")
         if lines[0].startswith((">>>", "    ")):
             yield from ("```text", *lines, "```", "")
+        elif len(lines) > 1 and lines[0].endswith(":") and lines[1].startswith("    "):
+            yield from (lines[0], "", *_entries(lines[1:]), "")
         else:
             prose = re.sub(r"::$", ":", " ".join(lines) if not _is_list(lines) else part)
-            prose = _ROLE.sub(lambda found: f"`{found[1].rpartition('.')[2]}`", _LINK.sub(r"[\1](\2)", prose))
-            yield from (prose.replace("``", "`"), "")
+            yield from (_inline(prose), "")
+
+
+def _entries(lines: list[str]) -> Iterator[str]:
+    """The parameters of a docstring, one list item each: a line that is indented further belongs to the one above."""
+    whole = re.sub(r"\n {5,}", " ", "\n".join(lines))
+    for line in whole.split("\n"):
+        names, colon, text = line.strip().partition(": ")
+        yield _inline(f"- `{names}`: {text}" if colon and re.fullmatch(r"[\w, *]+", names) else f"- {line.strip()}")
+
+
+def _inline(text: str) -> str:
+    """Roles and links of reStructuredText in a line, as Markdown has them."""
+    prose = _ROLE.sub(lambda found: f"`{found[1].rpartition('.')[2]}`", _LINK.sub(r"[\1](\2)", text))
+    return prose.replace("``", "`")
 
 
 def _is_list(lines: list[str]) -> bool:
