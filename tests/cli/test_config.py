@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from semel import Bulk
+from semel.admin.failures import UsageFailed
 from semel.admin.guarantees import Ground, after_crash, level, promises
 from semel.check.application import load
-from semel.cli.exits import UsageFailed
 from semel.core.model import Effects
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore

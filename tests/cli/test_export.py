@@ -20,10 +20,10 @@ import pytest
 
 from semel import Answer
 from semel.admin import filters
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import parse
 from semel.cli.commands.stores import export as exporting
 from semel.cli.commands.stores.export import cell
-from semel.cli.exits import CommandFailed
 from semel.cli.main import grammar
 from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile

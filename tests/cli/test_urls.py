@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from semel import Engine
-from semel.cli.exits import UsageFailed
+from semel.admin.failures import UsageFailed
 from semel.cli.main import main
 from semel.cli.open_store import require_shared
 from semel.errors import ConfigurationError, SemelError, UrlError

@@ -11,10 +11,10 @@ from enum import IntEnum
 from typing import Any, Final
 
 from semel.admin.describe import record_document, time_text
+from semel.admin.failures import UsageFailed
 from semel.admin.move.rows import pages_of
 from semel.admin.words import Json
 from semel.bulk.rules import ItemState
-from semel.cli.exits import UsageFailed
 from semel.core.identity import uuid_text
 from semel.core.model import AnswerKind, Record, State
 from semel.core.record import answer_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from semel.admin.damaged import repair
+from semel.admin.failures import CommandFailed, NotFound, UsageFailed
 from semel.admin.filters import pages
-from semel.cli.exits import CommandFailed, NotFound, UsageFailed
 from semel.cli.progress import ProgressLine
 from semel.core.identity import ID_BYTES, key_hash, record_id, uuid_bytes, uuid_text
 from semel.core.model import Find, Record, Scope

@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
+from semel.admin.failures import CommandFailed
 from semel.bulk.rules import is_bulk
-from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
 from semel.core.timing import span_text

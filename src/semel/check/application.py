@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Literal
 
+from semel.admin.failures import UsageFailed
 from semel.bulk.declaration import BulkPolicy
 from semel.check.discovery import discover, is_asgi, is_wsgi
-from semel.cli.exits import UsageFailed
 from semel.cli.loading import error_text, set_up_django
 from semel.errors import SemelError
 from semel.policy import Policy

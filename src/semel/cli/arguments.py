@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from semel.cli.exits import UsageFailed
+from semel.admin.failures import UsageFailed
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,10 +1,12 @@
-"""The exit codes of the command line, and the errors that carry them."""
+"""The exit codes of the command line, and which failure ends with which."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
+
+from semel.admin.failures import CommandFailed, NotFound, UsageFailed
 
 
 class Exit(IntEnum):
@@ -32,19 +34,17 @@ EXIT_CODES: Final[Mapping[Exit, str]] = {
 EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}" for code, text in EXIT_CODES.items())
 
 
-class CommandFailed(Exception):
-    """A command failed. The message names the argument and the remedy."""
-
-    code = Exit.REFUSED
+class SubjectUnusable(CommandFailed):
+    """What a command is about cannot be used as it is."""
 
 
-class UsageFailed(CommandFailed):
-    """An argument or a variable is wrong."""
+def exit_of(failed: CommandFailed) -> Exit:
+    """The exit code of a command that failed.
 
-    code = Exit.USAGE
-
-
-class NotFound(CommandFailed):
-    """There is no such record."""
-
-    code = Exit.NOT_FOUND
+    >>> exit_of(UsageFailed("--limit must be 1 or more")).name
+    'USAGE'
+    """
+    for kind, code in ((UsageFailed, Exit.USAGE), (NotFound, Exit.NOT_FOUND), (SubjectUnusable, Exit.STORE)):
+        if isinstance(failed, kind):
+            return code
+    return Exit.REFUSED

@@ -9,7 +9,7 @@ import sys
 import traceback
 from importlib import import_module
 
-from semel.cli.exits import UsageFailed
+from semel.admin.failures import UsageFailed
 from semel.reconciliation.worker import Reconciler
 
 

@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import Final, TextIO
 
 from semel import __version__
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import Commands, Parser, add_globals, command_word, parse
-from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
+from semel.cli.exits import EXIT_CODES_TEXT, Exit, exit_of
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, SemelError, StoreError
 
@@ -170,7 +171,7 @@ def _let_go(stream: TextIO | None) -> None:
 
 def _code(error: CommandFailed | SemelError) -> Exit:
     if isinstance(error, CommandFailed):
-        return error.code
+        return exit_of(error)
     if isinstance(error, (StoreError, SchemaError, IdentityMismatch)):
         return Exit.STORE
     return Exit.REFUSED if not isinstance(error, (ConfigurationError, ValueError)) else Exit.USAGE

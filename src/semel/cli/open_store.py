@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from semel.cli.exits import UsageFailed
+from semel.admin.failures import UsageFailed
 from semel.core.contract import Store
 from semel.engine.sync_engine import Engine
 from semel.reference.settings import id_secret, seal_keys, store_url

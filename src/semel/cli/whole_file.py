@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.cli.arguments import Parser
-from semel.cli.exits import CommandFailed, UsageFailed
 from semel.cli.terminal import Output
 
 

@@ -26,6 +26,7 @@ from semel.admin.census import census_document, groups, read_census, what_was_re
 from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, state_label
 from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
+from semel.admin.failures import CommandFailed
 from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.receivers import receivers_behind
@@ -37,7 +38,6 @@ from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
 from semel.cli.commands.records.messages import message_document
 from semel.cli.commands.stores.doctor import examine
-from semel.cli.exits import CommandFailed
 from semel.console.settling import (
     ANSWER_BYTES_MAX,
     STEP_FIELD,

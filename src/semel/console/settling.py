@@ -10,6 +10,7 @@ from typing import Final
 
 from semel.admin.damaged import is_damaged
 from semel.admin.describe import state_label
+from semel.admin.failures import CommandFailed
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
     consequence,
@@ -20,7 +21,6 @@ from semel.admin.settling import (
     settle,
 )
 from semel.bulk.rules import is_bulk
-from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Record, Resolution, State
 from semel.engine.sync_engine import Engine

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from semel.admin.failures import UsageFailed
 from semel.check.application import load
 from semel.check.discovery import CheckedOperation, discover, function_operation, is_wsgi, parts_of
 from semel.cli.arguments import Parser
-from semel.cli.exits import UsageFailed
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import SemelError
 from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware

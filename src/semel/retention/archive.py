@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from semel.admin.export_rows import KINDS, answer_document, document_of
+from semel.admin.failures import UsageFailed
 from semel.admin.filters import pages
 from semel.admin.move.rows import pages_of
 from semel.admin.words import Json
-from semel.cli.exits import UsageFailed
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import STORED_ANSWERS, Find, Record
 from semel.core.timing import may_drop_answer, may_forget

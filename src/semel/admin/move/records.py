@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from semel.cli.exits import CommandFailed
+from semel.admin.failures import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import (
     OPEN_STATES,

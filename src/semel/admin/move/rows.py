@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from semel.admin.failures import CommandFailed
 from semel.admin.words import Json
-from semel.cli.exits import CommandFailed
 from semel.cli.progress import ProgressLine
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by

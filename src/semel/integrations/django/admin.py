@@ -25,11 +25,11 @@ from semel.admin.describe import (
     state_label,
 )
 from semel.admin.explain import tell
+from semel.admin.failures import CommandFailed
 from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_import, read_steps, settle
-from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import CURSOR_MAX, Answer, Find, Record, Resolution, State
 from semel.core.timing import span_text

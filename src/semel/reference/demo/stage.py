@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from semel.admin.failures import CommandFailed
 from semel.admin.words import Json
-from semel.cli.exits import CommandFailed
 from semel.reference.provider import Charge, Provider
 
 CLIENT_SECONDS: Final = 30.0

@@ -11,13 +11,14 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final
 
+from semel.admin.failures import UsageFailed
 from semel.check.answers import CheckAnswer, answers, as_document
 from semel.check.application import DJANGO_HINT, load
 from semel.check.discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
 from semel.check.reconcilers import load_reconcilers
 from semel.check.server import server_answers
 from semel.cli.arguments import Commands, Parser, add_command, near
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.errors import SemelError
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import CommandFailed, Exit
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.core.model import State
 from semel.extras import install_command

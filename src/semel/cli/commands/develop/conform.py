@@ -8,19 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit, SubjectUnusable
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 
 PROFILES: Final = ("draft-07", "stripe", "semel")
 AT_ONCE: Final = 8  # as semel.conform.order has it
-
-
-class ConformCannotRun(CommandFailed):
-    """The API cannot be tested as it is."""
-
-    code = Exit.STORE
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -97,7 +92,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             )
         )
     except CannotRun as error:
-        raise ConformCannotRun(str(error)) from None
+        raise SubjectUnusable(str(error)) from None
     except ValueError as error:
         raise UsageFailed(str(error)) from None
     finally:

@@ -12,10 +12,11 @@ import json
 import re
 from typing import Any, Final
 
+from semel.admin.failures import UsageFailed
 from semel.check.application import DJANGO_HINT, load_server
 from semel.check.discovery import CheckedOperation, discover, parts_of
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.errors import SemelError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses

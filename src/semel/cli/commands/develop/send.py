@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.addresses import split_http_url
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.client.journal import Journal, JournalEntry, JournalError
 from semel.client.limits import Budget

@@ -15,6 +15,7 @@ from semel.admin.bulks import (
     newest_bulks,
     tally_line,
 )
+from semel.admin.failures import CommandFailed, NotFound, UsageFailed
 from semel.admin.find import is_beginning, key_of, name_of
 from semel.bulk.declaration import PAGE, fill
 from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, item_document, unnamed_id
@@ -22,7 +23,7 @@ from semel.bulk.spool import ItemSpool
 from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.commands.records.explain import find
-from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text

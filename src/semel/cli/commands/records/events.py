@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+from semel.admin.failures import NotFound, UsageFailed
 from semel.admin.receivers import Behind, enable_endpoints, receivers_behind
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.flow import Flow

@@ -9,6 +9,7 @@ import textwrap
 from semel.admin.damaged import repair
 from semel.admin.describe import record_document
 from semel.admin.explain import NextAttempt, Story, tell
+from semel.admin.failures import NotFound
 from semel.admin.find import (
     PREFIX_LENGTH_MIN,
     begins_with,
@@ -25,7 +26,7 @@ from semel.admin.reconciliations import standing_document, standing_lines, stand
 from semel.admin.settling import read_import, read_steps
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.commands.records.show import AUDIT_LINES
-from semel.cli.exits import Exit, NotFound
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.progress import add_progress
 from semel.cli.terminal import Output

@@ -8,12 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from semel.admin.failures import CommandFailed, NotFound, UsageFailed
 from semel.bulk.declaration import with_details
 from semel.bulk.rules import ItemOutcome, ItemState
 from semel.bulk.store import Items
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.commands.records.watch import rest
-from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text

@@ -6,8 +6,9 @@ import argparse
 from typing import Any, Final
 
 from semel.admin.describe import time_text
+from semel.admin.failures import NotFound, UsageFailed
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.timing import span_text

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from semel.admin.describe import state_label, time_text
+from semel.admin.failures import NotFound, UsageFailed
 from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from semel.admin.failures import NotFound, UsageFailed
 from semel.admin.find import check_beginning, find_named, name_of
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
@@ -27,7 +28,7 @@ from semel.admin.settling import (
     settle,
 )
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text

@@ -6,9 +6,10 @@ import argparse
 from typing import Final
 
 from semel.admin.describe import record_document, state_label
+from semel.admin.failures import NotFound, UsageFailed
 from semel.admin.find import check_beginning, find_key, find_named, key_of
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, NotFound, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import derive_key

@@ -10,8 +10,9 @@ import webbrowser
 from contextlib import suppress
 
 from semel.admin.effective import of_application
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import CommandFailed, Exit
+from semel.cli.exits import Exit
 from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.terminal import Output
 from semel.errors import StoreError

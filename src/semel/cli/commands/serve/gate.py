@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.admin.words import table_lines
 from semel.check.application import load_server
 from semel.cli.arguments import Commands, Parser, add_command, add_listening
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.errors import SemelError
 from semel.extras import install_command

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from semel.admin.failures import UsageFailed
 from semel.check.application import load_server
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.terminal import Output
 from semel.cli.whole_file import add_output, check_output, write_output
 from semel.errors import SemelError

@@ -7,8 +7,9 @@ import os
 from importlib.resources import files
 from typing import Final
 
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import CommandFailed, Exit
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.cli.whole_file import add_output, check_output, write_output

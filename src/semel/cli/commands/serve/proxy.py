@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.admin.words import table_lines
 from semel.cli.arguments import Commands, Parser, add_command, add_listening
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine

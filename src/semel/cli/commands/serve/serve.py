@@ -7,8 +7,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
+from semel.admin.failures import CommandFailed
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import CommandFailed
 from semel.cli.open_store import url_of
 from semel.cli.terminal import Output
 from semel.extras import install_command

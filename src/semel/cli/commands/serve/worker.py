@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.admin.failures import UsageFailed
 from semel.cli.arguments import Commands, Parser, add_command, host_and_port, seconds, whole_number
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.loading import error_text, load_reconciler, set_up_django
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output

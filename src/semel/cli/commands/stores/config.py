@@ -12,9 +12,10 @@ from semel.admin.effective import (
     of_records,
     store_settings,
 )
+from semel.admin.failures import NotFound
 from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command, near, whole_number
-from semel.cli.exits import Exit, NotFound
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 

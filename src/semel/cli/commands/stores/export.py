@@ -14,10 +14,11 @@ from io import StringIO
 from typing import Final
 
 from semel.admin.export_rows import KINDS, answer_document, columns, document_of, documents
+from semel.admin.failures import UsageFailed
 from semel.admin.filters import add_filters, pages, query_of
 from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output

@@ -9,9 +9,10 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from semel.admin.doctor.schema import REMEDY, missing
+from semel.admin.failures import UsageFailed
 from semel.admin.migration_sql import migration_sql
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import connect, url_of
 from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output

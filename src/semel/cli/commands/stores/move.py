@@ -10,11 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.admin.failures import CommandFailed, UsageFailed
 from semel.admin.filters import pages
 from semel.admin.move.records import Mover, describe_record, obstacles
 from semel.admin.move.rows import RowsMoved, check_fits, check_relays, copy_rows, describe_holdings, holdings
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import CommandFailed, Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output

@@ -6,8 +6,9 @@ import argparse
 import json
 import time
 
+from semel.admin.failures import UsageFailed
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from semel.admin.failures import UsageFailed
 from semel.admin.filters import add_filters, query_of
 from semel.cli.arguments import Commands, Parser, add_command
-from semel.cli.exits import Exit, UsageFailed
+from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
