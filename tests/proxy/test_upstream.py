@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.proxy.configuration import UpstreamOrigin
-from semel.proxy.upstream import Cut, Upstream
+from semel.proxy.upstream import Cut, Upstream, answer_headers, request_headers
 
 SCOPE = {"type": "http", "method": "PUT", "path": "/file", "headers": [(b"transfer-encoding", b"chunked")]}
 
@@ -165,3 +165,13 @@ def test_a_service_whose_certificate_is_not_trusted_is_sent_nothing(
         assert (sent[0]["status"], len(seen)) == (200, 1)
     else:
         assert (status_of(sent), seen) == ((502, "IDEMPOTENCY_UPSTREAM_UNREACHABLE"), [])
+
+
+def test_the_key_goes_on_and_headers_of_one_connection_do_not() -> None:
+    ours = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"keep-alive", b"timeout=5"), (b"te", b"trailers")]
+    scope = {"type": "http", "headers": [(b"host", b"shop.test"), (b"idempotency-key", b"order-1"), *ours]}
+    sent = request_headers(scope, "127.0.0.1:1")
+    assert (b"idempotency-key", b"order-1") in sent
+    assert {b"x-mine", b"keep-alive", b"te", b"connection"}.isdisjoint(name for name, _ in sent)
+    answered = answer_headers([*ours, (b"Content-Type", b"text/plain")], b"http://127.0.0.1:1")
+    assert answered == [(b"content-type", b"text/plain")]
