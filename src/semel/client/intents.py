@@ -235,8 +235,8 @@ class ClientCore:
                 raise ConfigurationError(f"the client sends {KEY_HEADER} itself: give your own key as key=")
             if name.lower() in _CREDENTIALS:
                 raise ConfigurationError(
-                    f"{name} is a credential, and an intent is kept in the journal: give it to the client, as "
-                    "Client(headers=...) or auth=, where resume() finds a fresh one too"
+                    f"{name} is a credential, and the journal stores intents: give it to the client, as "
+                    "Client(headers=...) or auth=, so that resume() uses a fresh one too"
                 )
         if "content-type" in request.headers and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = request.headers["content-type"]

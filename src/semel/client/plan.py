@@ -43,7 +43,7 @@ _NOTHING_RAN: Final = frozenset({425, 429})
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
 _LINK_LENGTH_MAX: Final = 2000
-_STILL_RUNS: Final = "the server has accepted the command, which still runs"
+_STILL_RUNS: Final = "the server has accepted the command and is still running it"
 
 
 # --- events ---
@@ -350,7 +350,7 @@ class Plan:
         if answer.is_stored_failure or answer.is_stored_redirect:
             what = "redirect" if answer.is_stored_redirect else "failure"
             detail = (
-                f"the server has stored this {what}, and answers nothing else under this key: look for your business "
+                f"the server has stored this {what} and always replays it for this key: look for your business "
                 "reference; do not send the command again"
             )
             code = REDIRECT if answer.is_stored_redirect else answer.code

@@ -47,7 +47,7 @@ class Counter:
                 await self._sink.listen(host, int(port))
             except OSError as error:
                 raise CountError(
-                    f"effects.webhook {self._case.effects.webhook} cannot be listened on: {error.strerror}; "
+                    f"cannot listen on effects.webhook {self._case.effects.webhook}: {error.strerror}; "
                     "give a free port of this machine"
                 ) from None
         return self

@@ -80,7 +80,7 @@ def parse_target(url: str, ca_file: str = "") -> Target:
     try:
         parts = split_http_url(url)
     except ValueError as error:
-        raise ValueError(f"URL is no address: {error}") from None
+        raise ValueError(f"URL is invalid: {error}") from None
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(
             "URL must be the API's base, such as http://127.0.0.1:8000 or https://host/api, without an account, a "

@@ -22,7 +22,7 @@ async def _status(t: Try) -> tuple[str, str, Reply, Request]:
     request = Request("GET", link.removeprefix(base), b"", "")
     found = await t.send(None, request)
     if found.status in (401, 403) and not t.case.caller:
-        raise NotTried("the case has no [callers.first], whose credentials a status is read with")
+        raise NotTried("the case has no [callers.first], and reading a status needs its credentials")
     return key, link, found, request
 
 
