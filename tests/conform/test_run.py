@@ -249,7 +249,7 @@ async def test_a_status_is_not_judged_without_its_callers_credentials(monkeypatc
     async with serving() as (url, case):
         case = replace(case, request=replace(case.request, headers=case.caller), caller={}, other_caller=None)
         report = await conform(url, case, Selection("semel", only=["status-link", "status-no-secrets"]))
-    why = "the case has no [callers.first], whose credentials a status is read with"
+    why = "the case has no [callers.first], and reading a status needs its credentials"
     assert {(result.outcome, result.came) for result in report.results} == {("not-tried", why)}
 
 

@@ -1,6 +1,6 @@
-"""A client that retries safely: one key for each intent, kept in a journal before the first byte leaves.
+"""A client that retries safely: one key per intent, written to a journal before the first byte is sent.
 
-Explained in docs/client.md. ``Client``, ``AsyncClient`` and the transports need httpx (the extra ``client``); the plan
+See docs/client.md. ``Client``, ``AsyncClient`` and the transports need httpx (the extra ``client``); the plan
 and the journal need the standard library alone.
 """
 
@@ -55,7 +55,7 @@ _LAZY = {
 }
 
 
-if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
+if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:

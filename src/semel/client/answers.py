@@ -1,4 +1,4 @@
-"""An HTTP answer as a client reads it, and the header fields that say what to do next."""
+"""An HTTP answer as a client reads it, and the header fields that decide what to do next."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Answered:
     at: float = field(default=0.0, repr=False)
 
     def json(self) -> Any:
-        """The body as JSON. Raises ValueError where it is none."""
+        """Return the body as JSON. Raises ValueError if it is not JSON."""
         return json.loads(self.body)
 
     @cached_property
     def problem(self) -> Mapping[str, Any]:
-        """The members of a problem document (RFC 9457) or another JSON object of a refusal; empty where there is none.
+        """The members of a refusal's problem document (RFC 9457) or other JSON object; empty if there is none.
 
         >>> Answered(409, {"content-type": "application/problem+json"}, b'{"code": "X"}').problem["code"]
         'X'
@@ -72,7 +72,7 @@ class Answered:
 
     @property
     def is_stored_failure(self) -> bool:
-        """Whether a 5xx was stored that says nothing about the effect.
+        """Whether this is a stored 5xx, which says nothing about the effect.
 
         >>> Answered(500, {"idempotent-replayed": "true"}).is_stored_failure
         True
@@ -81,7 +81,7 @@ class Answered:
 
     @property
     def is_stored_redirect(self) -> bool:
-        """Whether a redirect was stored as the command's answer: many applications send one after a success.
+        """Whether this is a stored redirect: many applications answer a successful command with one.
 
         >>> Answered(302, {"idempotency-replayed": "true"}).is_stored_redirect
         True
@@ -90,7 +90,7 @@ class Answered:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the server says by a 202 that the command runs, which is not its answer.
+        """Whether this is a 202 that only says the command is running: not yet the command's own answer.
 
         >>> Answered(202, {}, b'{"operationId": "1", "state": "PROCESSING"}').is_accepted
         True
@@ -143,7 +143,7 @@ class Answered:
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port of a URL. Raises ValueError for one that has none.
+    """Return scheme, host and port of a URL. Raises ValueError if the URL cannot be parsed.
 
     >>> origin_of("https://shop.example/x") == origin_of("https://SHOP.example:443/y")
     True
@@ -154,10 +154,10 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
 
 
 def retry_after_seconds(text: str, date: str, at: float) -> float | None:
-    """``Retry-After`` in seconds: a number, or a date, which is compared with the server's own ``Date`` if it sent one.
+    """Read ``Retry-After`` in seconds: a number, or a date, compared with the server's own ``Date`` if it sent one.
 
     Parameters: both fields' values, and ``at``, the Unix time of the answer, for servers without ``Date``.
-    None where the field says nothing that can be understood.
+    Returns None if the field cannot be parsed.
 
     >>> retry_after_seconds("120", "", 0.0)
     120.0
@@ -174,7 +174,7 @@ def retry_after_seconds(text: str, date: str, at: float) -> float | None:
 
 
 def status_link(text: str) -> str | None:
-    """The target of the first link with ``rel="status"`` in a ``Link`` field.
+    """Return the target of the first link with ``rel="status"`` in a ``Link`` field.
 
     >>> status_link('</a>; rel="next", </operations/1>; title="x, y"; rel=status')
     '/operations/1'
@@ -183,12 +183,12 @@ def status_link(text: str) -> str | None:
 
 
 def link_of(text: str, relation: str) -> str | None:
-    """The target of the first link of a relation in a ``Link`` field."""
+    """Return the target of the first link of a relation in a ``Link`` field."""
     return next((link[1] for link in _LINK.finditer(text) if _is_of(link[2], relation)), None)
 
 
 def links_without(text: str, relation: str, is_dropped: Callable[[str], bool]) -> str:
-    """A ``Link`` field without the links of a relation whose target ``is_dropped``; as it is where none is.
+    """Remove from a ``Link`` field the links of a relation for whose target ``is_dropped`` returns True.
 
     >>> links_without('</a>; rel="next", </b>; rel=status', "status", lambda target: target == "/b")
     '</a>; rel="next"'
@@ -206,9 +206,9 @@ def _is_of(parameters: str, relation: str) -> bool:
 
 
 def period_seconds(text: str) -> float | None:
-    """A span of time in seconds: a whole number of them, or a period of ISO 8601. None where it is neither.
+    """Read a time span in seconds: a whole number, or an ISO 8601 period. Returns None if it is neither.
 
-    Parameters of a structured field are left out. A year and a month count as their shortest: 365 and 28 days.
+    Structured field parameters are ignored. A year and a month count as their shortest: 365 and 28 days.
 
     >>> period_seconds("86400"), period_seconds("P1DT12H"), period_seconds("P2W;v=1"), period_seconds("soon")
     (86400.0, 129600.0, 1209600.0, None)
@@ -236,7 +236,7 @@ def _time_of(text: str) -> float | None:
 
 
 def document_of(answer: Answered) -> Mapping[str, Any]:
-    """The members of an answer that is a JSON object; empty for any other."""
+    """Return the members of an answer that is a JSON object; empty for any other."""
     try:
         found = answer.json()
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The client for event loops, on httpx: performs the actions of the conversation; asyncio or trio."""
+"""The async client, on httpx, for asyncio or trio: performs the actions of the conversation."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ T = TypeVar("T")
 
 
 class AsyncIntent(KeptIntent["AsyncClient"]):
-    """Something to be done once. Made by :meth:`AsyncClient.intent`; its representation does not show the key."""
+    """A command to perform once. Made by :meth:`AsyncClient.intent`; its representation does not show the key."""
 
     async def send(self, *, seconds: float | None = None) -> Outcome:
         """Send until there is an outcome or the budget is used up. Call it again to continue, with the same key.
 
         Parameters: ``seconds`` shortens the budget's deadline for this call. An intent that has ended sends nothing.
 
-        Raises JournalError where the journal cannot be written (nothing is sent then).
+        Raises JournalError if the journal cannot be written (then nothing is sent).
         """
         return await self._client._send(self._entry, self._body, seconds)
 
     async def child(
         self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]
     ) -> AsyncIntent:
-        """A separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
+        """Create a separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return await self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 
 
 class AsyncClient:
-    """Sends commands that may be retried, each under one key that is kept before the first byte leaves.
+    """A client that retries commands safely, each under one key that the journal stores before the first byte is sent.
 
     Parameters:
-        base_url: before relative URLs.
-        budget: attempts, deadline, pauses, and the origin's bucket of retries.
-        journal: where intents are kept; by default the file ``intents.db`` in the current folder.
-        breaker: leaves an origin alone that fails; None for no breaker.
+        base_url: the prefix of relative URLs.
+        budget: attempts, deadline, pauses, and the origin's token bucket for retries.
+        journal: the store of intents; by default the file ``intents.db`` in the current folder.
+        breaker: stops calls to an origin that keeps failing; None for no breaker.
         bare: send keys without quotes, for servers that do not read the quoted form.
-        headers, auth: as of ``httpx.AsyncClient``. They are never written to the journal.
+        headers, auth: as in ``httpx.AsyncClient``. They are never written to the journal.
         http: an ``httpx.AsyncClient`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
-    Raises ConfigurationError where all requests would carry one key, or the base URL is not a text.
+    Raises ConfigurationError if all requests would carry one key, or the base URL is not a string.
 
     >>> import anyio, httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))
@@ -122,14 +122,14 @@ class AsyncClient:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIntent:
-        """Keep a new intent in the journal, or find the one of this name. Nothing is sent yet.
+        """Store a new intent in the journal, or find the one with this name. Nothing is sent yet.
 
         Parameters: ``name`` is your own reference, such as ``"invoice-42"``: after a crash the same call finds the same
-        intent and its key. ``key`` is one that you have made yourself. The rest is as of ``httpx.request``; bodies are
+        intent and its key. ``key`` is a key that you made yourself. The rest is as in ``httpx.request``; bodies are
         bytes, text, JSON or form fields.
 
-        Raises PayloadMismatch where the name or key belongs to another request; ConfigurationError for a request that
-        cannot be repeated; JournalError where the journal cannot be written.
+        Raises PayloadMismatch if the name or key belongs to another request; ConfigurationError for a request that
+        cannot be repeated; JournalError if the journal cannot be written.
         """
         body = {"json": json, "content": content, "data": data, "params": params, "headers": headers}
         return await self._intent(method, url, name, key, None, body)
@@ -159,13 +159,13 @@ class AsyncClient:
         try:
             return await self._run(conversation)
         finally:
-            if held[0] is not None:  # interrupted: the next send() need not wait for the claim to end
+            if held[0] is not None:  # interrupted: release the claim, so that the next send() need not wait for it
                 claim = held[0]
                 with anyio.CancelScope(shield=True):
                     await self._keep(lambda: self.core.journal.release(claim))
 
     async def _keep(self, call: Callable[[], T]) -> T:
-        """Call the journal in a thread: its commits wait for the disk."""
+        """Call the journal in a thread, because its commits wait for the disk."""
         return await anyio.to_thread.run_sync(call)
 
     async def _run(self, conversation: Conversation) -> Outcome:

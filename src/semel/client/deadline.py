@@ -1,4 +1,4 @@
-"""Deadlines: the one that a caller has, passed on to every ``send()`` below it, and one that bounds a blocking call."""
+"""Deadlines: a caller's deadline for every ``send()`` below it, and a time limit for a blocking call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DeadlineOver(Exception):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Let every ``send()`` in this block end within ``seconds``, as a server does with its own caller's deadline.
+    """Limit every ``send()`` in this block to ``seconds``, as a server does with its own caller's deadline.
 
-    The nearest deadline counts where blocks are nested. It holds for the tasks and threads that copy this context.
+    In nested blocks the earliest deadline counts. It also applies to tasks and threads that copy this context.
 
-    Raises ConfigurationError where ``seconds`` is not a number.
+    Raises ConfigurationError if ``seconds`` is not a number.
 
     >>> with deadline(5):
     ...     left_seconds(20.0) <= 5
@@ -44,7 +44,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def left_seconds(own: float) -> float:
-    """The remaining seconds of the caller's deadline, at most ``own``."""
+    """Return the remaining seconds of the caller's deadline, at most ``own``."""
     ends = _ENDS.get()
     return own if ends is None else min(own, ends - time.monotonic())
 
@@ -52,8 +52,8 @@ def left_seconds(own: float) -> float:
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Call in a thread, and stop waiting for it after ``seconds``.
 
-    A blocking HTTP client bounds each phase (pool, connect, write, every single read) and not their sum: a server that
-    sends one byte a second would hold it for ever. An abandoned call ends at one of those bounds.
+    A blocking HTTP client limits each phase (pool, connect, write, every single read), but not their sum: a server
+    that sends one byte a second would hold it for ever. An abandoned call ends at one of those limits.
 
     Raises DeadlineOver, or what the call raised.
     """

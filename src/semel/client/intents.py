@@ -1,7 +1,7 @@
 """An intent, its request and key, and the conversation that brings it to an outcome, without IO.
 
-The conversation is a generator: it yields what must be done (a journal call, an attempt, a pause), and one small runner
-for each colour does it. So nothing about retries is written twice.
+The conversation is a generator: it yields the next action (a journal call, an attempt, a pause), and a small runner
+performs it, one for sync and one for async. So nothing about retries is written twice.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from semel.keys import parse_key
 LOG: Final = logging.getLogger("semel.client")
 KEY_HEADER: Final = "Idempotency-Key"
 _CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
-# By so much a claim lasts longer than any send(): for a machine that stops in the middle of one.
+# A claim outlasts any send() by this margin, in case the machine stops in the middle of one.
 _CLAIM_MARGIN_SECONDS: Final = 30.0
 # After these exceptions it is certain that no byte of the request was sent.
 _NOTHING_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _is_token: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _is_field_value: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|").fullmatch
-_ILLEGAL_VALUE: Final = "Illegal header value"  # the begin of httpx's error that quotes a header's value
+_ILLEGAL_VALUE: Final = "Illegal header value"  # how httpx's error begins that quotes a header's value
 _has_scheme: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://").match
 T = TypeVar("T")
 
 
-# --- what a runner is asked to do ---
+# --- actions for a runner ---
 
 
 class IntentBody(TypedDict, total=False):
@@ -104,9 +104,9 @@ Conversation: TypeAlias = Generator[Keep | Transmit | Sleep, Any, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a ``send()``, for a person who waits. Contains neither key nor payload.
+    """The progress of a ``send()``, for a waiting user. Contains neither key nor payload.
 
-    ``attempt`` counts from 1; ``text`` says what happened; ``pause`` is how long it waits now, in seconds.
+    ``attempt`` counts from 1; ``text`` describes what happened; ``pause`` is the current wait in seconds.
     """
 
     attempt: int
@@ -125,11 +125,11 @@ class WantedRequest:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over method, URL, media type and body. JSON counts in its canonical form."""
+        """SHA-256 over method, URL, media type and body. JSON bodies are hashed in canonical form."""
         media_type = next((text for name, text in self.headers.items() if name.lower() == "content-type"), "")
         body = self.body or b""
         if "json" in media_type.lower():
-            with contextlib.suppress(RequestTooLarge):  # nested too deep to be put in order: it counts byte by byte
+            with contextlib.suppress(RequestTooLarge):  # nested too deeply to canonicalize: hash the raw bytes
                 body = canonical_json(body) or body
         return hashlib.sha256(frame("semel.intent.1", self.method, self.url, media_type, body)).digest()
 
@@ -160,21 +160,21 @@ class ClientCore:
 
     @property
     def journal(self) -> Journal:
-        """The journal; without another choice a file ``intents.db`` in this folder, made when it is first needed."""
+        """The journal; by default the file ``intents.db`` in the current folder, created on first use."""
         if self._journal is None:
             self._journal = Journal()
         return self._journal
 
     def safe_url(self, url: str) -> str:
-        """A URL for people and logs: without credentials, query and fragment."""
+        """Return a URL for people and logs: without credentials, query and fragment."""
         try:
             parts = urlsplit(url)
         except ValueError:
-            return "…"  # of a URL that cannot be read anything may be a password
+            return "…"  # any part of a URL that cannot be parsed may be a password
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     def check_headers(self, headers: Mapping[str, str]) -> None:
-        """Raises ConfigurationError where headers of all requests hold a key, or one that HTTP cannot carry."""
+        """Raise ConfigurationError if the client's headers include a key, or a header that HTTP cannot carry."""
         check_sendable(headers)
         if any(name.lower() == KEY_HEADER.lower() for name in headers):
             raise ConfigurationError(
@@ -195,7 +195,7 @@ class ClientCore:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> WantedRequest:
-        """The request, whole and repeatable. Raises ConfigurationError where it is not."""
+        """Build the complete, repeatable request. Raises ConfigurationError if it cannot be sent or repeated."""
         if sum(part is not None for part in (json, content, data)) > 1:
             raise ConfigurationError("give one of json=, content= and data=; an intent has one body")
         if content is not None and not isinstance(content, bytes | str):
@@ -235,8 +235,8 @@ class ClientCore:
                 raise ConfigurationError(f"the client sends {KEY_HEADER} itself: give your own key as key=")
             if name.lower() in _CREDENTIALS:
                 raise ConfigurationError(
-                    f"{name} is a credential, and an intent is kept in the journal: give it to the client, as "
-                    "Client(headers=...) or auth=, where resume() finds a fresh one too"
+                    f"{name} is a credential, and the journal stores intents: give it to the client, as "
+                    "Client(headers=...) or auth=, so that resume() uses a fresh one too"
                 )
         if "content-type" in request.headers and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = request.headers["content-type"]
@@ -245,7 +245,7 @@ class ClientCore:
     def entry(
         self, wanted: WantedRequest, name: str | None, key: str | None, parent: str | None = None
     ) -> JournalEntry:
-        """The intent as the journal keeps it, under its own key."""
+        """Return the intent as a journal entry, under its given key or a new one."""
         if key is not None:
             key = parse_key([quote_key(key).encode("utf-8", "replace")])
         if name is not None and (not isinstance(name, str) or not 1 <= len(name) <= 200):
@@ -263,7 +263,7 @@ class ClientCore:
         seconds: float | None,
         hold: Callable[[SendingClaim | None], None],
     ) -> Conversation:
-        """Bring an intent to an outcome, or to the end of the budget. ``hold`` learns which claim is ours."""
+        """Bring an intent to an outcome, or to the end of the budget. ``hold`` is called with our current claim."""
         own = self.budget.seconds if seconds is None else min(seconds, self.budget.seconds)
         left = left_seconds(own)
         if left < 0.001:
@@ -329,9 +329,9 @@ class ClientCore:
 
 
 def check_sendable(headers: Mapping[Any, Any]) -> None:
-    """Raises ConfigurationError, which quotes no value, where HTTP cannot carry a header.
+    """Raise ConfigurationError if HTTP cannot carry a header. The message never quotes its value.
 
-    An intent that could never be sent would end each ``resume()``.
+    Otherwise an intent that can never be sent would abort each ``resume()``.
     """
     for name, value in headers.items():
         if not isinstance(name, str) or _is_token(name) is None:
@@ -344,7 +344,7 @@ def check_sendable(headers: Mapping[Any, Any]) -> None:
 
 
 def quote_key(key: str) -> str:
-    """A key as a String of RFC 9651.
+    """Return a key as a String of RFC 9651.
 
     >>> quote_key('say-"once"')
     '"say-\\\\"once\\\\""'
@@ -354,7 +354,7 @@ def quote_key(key: str) -> str:
 
 
 class HasCore(Protocol):
-    """A client of either colour."""
+    """A client, sync or async."""
 
     core: ClientCore
 
@@ -363,7 +363,7 @@ C = TypeVar("C", bound=HasCore)
 
 
 class KeptIntent(Generic[C]):
-    """The part of an intent that sends nothing, in either colour."""
+    """The part of an intent that sends nothing, shared by sync and async."""
 
     def __init__(self, client: C, entry: JournalEntry, body: bytes | None) -> None:
         self._client = client
@@ -381,7 +381,7 @@ class KeptIntent(Generic[C]):
 
     @property
     def name(self) -> str | None:
-        """The caller's own name of the intent."""
+        """The caller's own name for the intent."""
         return self._entry.name
 
     @property
@@ -390,12 +390,12 @@ class KeptIntent(Generic[C]):
         return self._entry.state
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for something that belongs to this intent; the same each time, as ``permit.key_for`` does it."""
+        """Derive a key for something that belongs to this intent, the same each time, as ``permit.key_for`` does."""
         return key_of_child(self.key, name, ordinal)
 
 
 def key_of_child(key: str, name: str, ordinal: int) -> str:
-    """A key derived from another one, as ``permit.key_for`` derives them. Raises ConfigurationError without a name."""
+    """Derive a key from another one, as ``permit.key_for`` does. Raises ConfigurationError without a name."""
     if not isinstance(name, str) or not name:
         raise ConfigurationError("a derived key needs a name, such as intent.key_for('mail')")
     record = hashlib.sha256(frame("semel.intent.key.1", key)).digest()[:16]
@@ -403,7 +403,7 @@ def key_of_child(key: str, name: str, ordinal: int) -> str:
 
 
 def to_answered(response: httpx.Response, at: float) -> Answered:
-    """An httpx response that was read whole, as the plan sees it."""
+    """Convert an httpx response that was read whole into the plan's Answered."""
     headers = {name.lower(): text for name, text in response.headers.items()}
     return Answered(response.status_code, headers, response.content, at)
 
@@ -421,14 +421,14 @@ def no_answer(error: httpx.RequestError) -> NoAnswer:
 
 
 def _error_of_http2(error: httpx.RequestError) -> str | None:
-    """The name of h2's own error, which blames this side for whatever a server sends that breaks the protocol."""
+    """Return the name of h2's error: h2 blames this side even when the server breaks the protocol."""
     raised = error.__cause__.args if isinstance(error, httpx.LocalProtocolError) and error.__cause__ else ()
     names = (type(each) for each in raised if type(each).__module__.partition(".")[0] == "h2")
     return next((each.__name__ for each in names), None)
 
 
 def load_outcome(entry: JournalEntry) -> Outcome:
-    """The outcome of an intent that has ended, from the journal alone: nothing is sent."""
+    """Return the outcome of an intent that has ended, from the journal alone: nothing is sent."""
     answer = None
     if entry.status is not None and entry.answer_headers is not None:
         answer = Answered(entry.status, entry.answer_headers, entry.answer_body or b"")
@@ -480,5 +480,5 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
 
 
 def _without_cookies(headers: Mapping[str, str]) -> dict[str, str]:
-    """An answer's headers without its cookies."""
+    """Return an answer's headers without its cookies."""
     return {name: text for name, text in headers.items() if name != "set-cookie"}

@@ -1,11 +1,12 @@
 """The client's journal: stores keys and payload digests before the first byte of a request is sent.
 
-A journal is a small SQLite file of this client's own, readable by its user alone (or memory, by choice). It answers
-three questions after a crash: which intents are open, under which key each must go on, and whether a payload is the one
-that the key was made for. One process at a time may send an intent. A claim is measured by the monotonic clock that the
-processes of one host share, so that no jump of the wall clock ends it; a journal is not for several hosts.
+A journal is a small SQLite file (or memory, if you choose) that belongs to this client and that only its user can read.
+After a crash it answers three questions: which intents are open, which key each must continue with, and whether a
+payload is the one that the key was made for. Only one process at a time may send an intent. Claims use the monotonic
+clock that the processes of one host share, so that no jump of the wall clock ends them; do not share a journal between
+hosts.
 
-It opens a connection for each call: a journal may be shared by threads, and used after a fork.
+The journal opens a connection for each call: threads may share it, and it works after a fork.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from semel.client.plan import LIFETIME_SECONDS
 from semel.errors import ConfigurationError, SemelError
 
 IntentState = Literal["open", "done", "refused", "doubt"]
-"""``open``: send it (again). ``done`` and ``refused``: ended. ``doubt``: the key may be forgotten, never send it."""
+"""``open``: send it (again). ``done``, ``refused``: ended. ``doubt``: never send it, the server may forget the key."""
 
 KEEP_SECONDS: Final = 30 * 86_400.0
 _APPLICATION_ID: Final = 0x536D4A31  # "SmJ1", in the header of the file
@@ -75,22 +76,22 @@ _COLUMNS: Final = (
 
 
 class JournalError(SemelError):
-    """The journal cannot be used: nothing was sent that it does not know."""
+    """The journal cannot be used. No request was sent that the journal had not stored."""
 
 
 class PayloadMismatch(SemelError):
-    """Another payload under a stored name or key. Nothing was sent."""
+    """A stored name or key was used with another payload. Nothing was sent."""
 
 
 class JournalSeals(Protocol):
     """The part of :class:`semel.sealing.sealer.Sealer` that a journal needs."""
 
     def seal(self, text: bytes, about: bytes) -> bytes:
-        """``text``, sealed for ``about`` alone."""
+        """Encrypt ``text``, bound to ``about``."""
         ...
 
     def open(self, kept: bytes, about: bytes) -> bytes:
-        """Decrypt data that was sealed for ``about``."""
+        """Decrypt data that was bound to ``about``."""
         ...
 
 
@@ -122,7 +123,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class SendingClaim:
-    """This process alone may send the intent, until the claim is released or ``seconds`` are over."""
+    """The exclusive right to send an intent, until the claim is released or its ``seconds`` have passed."""
 
     entry: JournalEntry
     token: str = field(repr=False)
@@ -131,7 +132,7 @@ class SendingClaim:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Another process or thread sends the intent, for ``seconds`` at most."""
+    """Another process or thread is sending the intent, for at most ``seconds``."""
 
     seconds: float
 
@@ -156,13 +157,13 @@ class Journal:
     Parameters:
         url: ``sqlite:///intents.db``, ``sqlite:////var/lib/shop/intents.db``, or ``memory://`` for intents that need
             not survive the process. A missing file is created with mode 0600; one that others may read is refused.
-        payloads: keep bodies of open intents, so that ``resume()`` can send them, and the answers of ended ones. By
-            default only a digest is kept: a payload is personal data, and the caller who has it can give it again.
-        sealer: a :class:`semel.sealing.sealer.Sealer` that encrypts kept payloads and answers.
+        payloads: store the bodies of open intents, so that ``resume()`` can send them, and the answers of ended ones.
+            By default only a digest is stored: payloads are personal data, and the caller can supply them again.
+        sealer: a :class:`semel.sealing.sealer.Sealer` that encrypts stored payloads and answers.
         wall: the clock in Unix seconds; ``steady``: the monotonic one. For tests.
 
-    Raises ConfigurationError for a URL that is none, and for a file that other users may read; JournalError where the
-    file cannot be used.
+    Raises ConfigurationError for an invalid URL and for a file that other users may read; JournalError if the file
+    cannot be used.
 
     >>> journal = Journal("memory://")
     >>> journal.open()
@@ -201,16 +202,16 @@ class Journal:
         return f"Journal({'memory://' if self._memory is not None else 'sqlite:///' + self._path!s})"
 
     def close(self) -> None:
-        """Forget a journal in memory; a file needs no closing."""
+        """Discard a journal in memory; a file needs no closing."""
         if self._memory is not None:
             self._memory.close()
 
     # --- writing ---
 
     def add(self, entry: JournalEntry) -> JournalEntry:
-        """Keep a new intent, or find the one that has its name or key.
+        """Store a new intent, or find the one with its name or key.
 
-        Raises PayloadMismatch where that one has another method, URL or payload, or the key has another name.
+        Raises PayloadMismatch if that one has another method, URL or payload, or the key has another name.
         """
         now = self._wall()
         with self._transaction() as connection:
@@ -244,11 +245,11 @@ class Journal:
         return stored
 
     def claim(self, key: str, seconds: float) -> SendingClaim | Busy:
-        """The right to send an intent, for ``seconds``. Raises JournalError where there is no such intent."""
+        """Claim the right to send an intent for ``seconds``. Raises JournalError if there is no such intent."""
         token = secrets.token_hex(16)
         with self._transaction() as connection:
-            # Read under the lock: a time from before it may be older than a claim that another one got meanwhile, which
-            # would then look like one of an earlier boot.
+            # Read the clock under the lock: an earlier reading could precede a claim made meanwhile, which would then
+            # look like a claim from an earlier boot.
             now, wall = self._steady(), self._wall()
             entry = self._find(connection, key, None)
             if entry is None:
@@ -274,7 +275,7 @@ class Journal:
         return SendingClaim(entry, token, max(ages))
 
     def begin(self, claim: SendingClaim, lifetime_seconds: float, operation_url: str | None) -> bool:
-        """Count an attempt before it is made; False where the claim is another's now and nothing may be sent."""
+        """Count an attempt before it is made. Returns False if the claim was lost: then nothing may be sent."""
         now = self._wall()
         with self._transaction() as connection:
             steady = self._steady()
@@ -293,7 +294,7 @@ class Journal:
             return changed.rowcount == 1
 
     def conclude(self, claim: SendingClaim, ending: Ending) -> None:
-        """Write the result of a ``send()``, and release the claim. For a lost claim, write only a final result."""
+        """Write the result of a ``send()`` and release the claim. If the claim was lost, write only a final result."""
         key, now = claim.entry.key, self._wall()
         is_over = ending.state != "open"
         keep = self.payloads and is_over
@@ -320,10 +321,10 @@ class Journal:
             )
 
     def forget(self, older_than_seconds: float = KEEP_SECONDS) -> int:
-        """Forget intents that are done or refused and were not touched for so long. Returns how many.
+        """Delete done and refused intents that have not changed for this long, and return how many.
 
-        Never open ones, and none in doubt: its name would get a new key, under which the command could take effect a
-        second time. Such a one is forgotten by :meth:`drop`, once a person knows what has become of it.
+        Open intents and those in doubt stay: their names would get new keys, under which the commands could take
+        effect a second time. Use :meth:`drop` for such an intent once you know what happened.
         """
         with self._transaction() as connection:
             return connection.execute(
@@ -332,10 +333,10 @@ class Journal:
             ).rowcount
 
     def drop(self, name_or_key: str) -> JournalEntry | None:
-        """Forget one intent in any state, so that its name may be used for a new command, under a new key.
+        """Delete one intent in any state, so that its name may be used for a new command, under a new key.
 
-        Do so only when you know what has become of it, from your business reference or the operation's status. Returns
-        what was forgotten, or None where there is no such intent. Raises JournalError where it is being sent.
+        Do so only when you know what happened, from your business reference or the operation's status. Returns the
+        deleted intent, or None if there is no such intent. Raises JournalError while it is being sent.
         """
         with self._transaction() as connection:
             entry = self._find(connection, name_or_key, name_or_key)
@@ -355,12 +356,12 @@ class Journal:
     # --- reading ---
 
     def find(self, *, key: str | None = None, name: str | None = None) -> JournalEntry | None:
-        """The intent with this key or name."""
+        """Return the intent with this key or name."""
         with self._transaction() as connection:
             return self._find(connection, key, name)
 
     def open(self, limit: int = 1000) -> list[JournalEntry]:
-        """Open intents, oldest first."""
+        """Return open intents, oldest first."""
         with self._transaction() as connection:
             rows = connection.execute(
                 f"SELECT {_COLUMNS} FROM semel_intent WHERE state = 'open' ORDER BY created_at, intent_key LIMIT ?",  # noqa: S608 - a constant
@@ -394,7 +395,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that is on the disk when the block ends, or has never been."""
+        """Run the block in one transaction: it is durable when the block ends, or rolled back."""
         try:
             if self._memory is not None:
                 with self._lock, _transaction(self._memory):
@@ -428,7 +429,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    """Create the table in an empty file. Raises ConfigurationError for a file of something else."""
+    """Create the table in an empty file. Raises ConfigurationError for another program's file."""
     [found] = connection.execute("PRAGMA application_id").fetchone()
     if found == _APPLICATION_ID:
         there = {row[1] for row in connection.execute("PRAGMA table_info(semel_intent)")}
@@ -443,7 +444,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    """Create a missing file for this user alone. Raises ConfigurationError where others may read it."""
+    """Create a missing file that only this user can read. Raises ConfigurationError if others can access it."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
     except FileExistsError:
@@ -456,7 +457,7 @@ def _make_private(path: str) -> None:
 
 
 def _place() -> str | None:
-    """Names the process ids that can be compared with ours: those of this boot and this namespace. None: unknown."""
+    """Identify this boot and PID namespace: only process ids from the same place are comparable. None: unknown."""
     boot = _boot()
     try:
         return None if boot is None else f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -465,7 +466,7 @@ def _place() -> str | None:
 
 
 def _boot() -> str | None:
-    """Names the monotonic times that can be compared with ours: those of this boot. None: unknown."""
+    """Identify this boot: only monotonic times from the same boot are comparable. None: unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -473,7 +474,7 @@ def _boot() -> str | None:
 
 
 def _is_dead(place: str | None, pid: int) -> bool:
-    """Whether the process that holds a claim has certainly ended."""
+    """Return whether the process that holds a claim has certainly ended."""
     if place is None or place != _place():
         return False
     try:

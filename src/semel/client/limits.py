@@ -1,4 +1,4 @@
-"""The limits of a client towards one origin: the budget of its retries, and its circuit breaker."""
+"""A client's limits per origin: the retry budget and the circuit breaker."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Budget:
     """The limits of one ``send()``, and of the retries to one origin.
 
     Parameters:
-        attempts: how often the request is sent, at most, 1 to 100.
-        seconds: the total deadline over all attempts, pauses and questions about the status.
-        attempt_seconds: the longest that one attempt may take; by default a fair part of what is left, so that one
-            connection that hangs does not cost the whole budget.
+        attempts: the most times that the request is sent, 1 to 100.
+        seconds: the total deadline over all attempts, pauses and status queries.
+        attempt_seconds: the timeout of one attempt; by default a fair share of the remaining time, so that one hanging
+            connection does not use up the whole budget.
         pause_seconds: the longest first pause between attempts; it doubles with each attempt, and the real pause is
             random between zero and it (full jitter).
-        pause_seconds_max: where the doubling ends.
-        retries_at_once: how many retries an origin may get at once: the size of its token bucket. First attempts cost
-            nothing.
-        retries_per_second: how fast the bucket fills again.
+        pause_seconds_max: the upper limit of that doubling.
+        retries_at_once: how many retries an origin may get at once: the size of its token bucket. First attempts take
+            no token.
+        retries_per_second: how fast the bucket refills.
 
     Raises ConfigurationError for a number out of its range.
 
@@ -52,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """When to stop calling an origin: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
+    """A circuit breaker: after ``failures`` in a row (no answer, 502, 503, 504) it blocks an origin for ``seconds``.
 
     Then one request probes it: a success closes the breaker, a failure opens it again.
 
@@ -78,14 +78,14 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NotNow:
-    """An attempt is held back for ``seconds``, because of ``code``: ``RETRY_BUDGET`` or ``BREAKER_OPEN``."""
+    """An attempt that must wait ``seconds``, because of ``code``: ``RETRY_BUDGET`` or ``BREAKER_OPEN``."""
 
     code: str
     seconds: float
 
 
 class Tokens:
-    """A bucket of retries: ``size`` at once, ``per_second`` more."""
+    """A token bucket for retries: it holds ``size`` tokens and refills at ``per_second``."""
 
     def __init__(self, size: float, per_second: float) -> None:
         self._size = size
@@ -94,7 +94,7 @@ class Tokens:
         self._at: float | None = None
 
     def take(self, now: float) -> float:
-        """Take one. 0.0 where there was one; otherwise the seconds until there is."""
+        """Take a token and return 0.0; if there is none, return the seconds until there is one."""
         if self._at is not None:
             self._left = min(self._size, self._left + max(now - self._at, 0.0) * self._per_second)
         self._at = now
@@ -113,18 +113,18 @@ class Circuit:
         self._closed_until: float | None = None  # None: closed; otherwise no request before this time
 
     def state(self, now: float) -> Literal["closed", "open", "half-open"]:
-        """The breaker's state now."""
+        """Return the breaker's state now."""
         if self._closed_until is None:
             return "closed"
         return "open" if now < self._closed_until else "half-open"
 
     def admit(self, now: float) -> float:
-        """0.0 where a request may go; otherwise the seconds to wait. Half open, one goes, and the others wait."""
+        """Return 0.0 if a request may go, otherwise the seconds to wait. Half open, one goes and the others wait."""
         if self._closed_until is None:
             return 0.0
         if now < self._closed_until:
             return self._closed_until - now
-        # A probe whose outcome never arrives here (a killed thread) blocks the others for one period, not for ever.
+        # A probe that never reports its outcome (a killed thread) blocks the others for one period, not for ever.
         self._closed_until = now + self._breaker.seconds
         return 0.0
 
@@ -142,9 +142,9 @@ class Gate(Protocol):
     """The state shared by all plans for one origin."""
 
     def admit(self, now: float, *, retry: bool) -> NotNow | None:
-        """None where an attempt may be made now."""
+        """Return None if an attempt may be made now."""
         ...
 
     def note(self, now: float, *, failed: bool) -> None:
-        """An attempt was answered, or failed."""
+        """Record that an attempt was answered, or failed."""
         ...

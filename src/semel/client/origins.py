@@ -1,4 +1,4 @@
-"""State shared by requests to one origin, safe between threads: the retry budget and the circuit breaker."""
+"""Thread-safe state shared by requests to one origin: the retry budget and the circuit breaker."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Origin:
         self._lock = threading.Lock()
 
     def state(self, now: float) -> Literal["closed", "open", "half-open"]:
-        """The breaker's state; closed where there is no breaker."""
+        """Return the breaker's state; closed if there is no breaker."""
         with self._lock:
             return "closed" if self._circuit is None else self._circuit.state(now)
 
     def admit(self, now: float, *, retry: bool) -> NotNow | None:
-        """None where an attempt may be made now."""
+        """Return None if an attempt may be made now."""
         with self._lock:
-            # In this order: a retry that the breaker holds back costs no token, one without a token is no probe.
+            # The order matters: a retry that the breaker blocks takes no token, and one without a token does not probe.
             if self._circuit is not None and self._circuit.state(now) == "open":
                 return NotNow("BREAKER_OPEN", self._circuit.admit(now))
             if retry and (seconds := self._tokens.take(now)) > 0:
@@ -35,7 +35,7 @@ class Origin:
             return None
 
     def note(self, now: float, *, failed: bool) -> None:
-        """An attempt was answered, or failed."""
+        """Record that an attempt was answered, or failed."""
         with self._lock:
             if self._circuit is not None:
                 self._circuit.note(now, failed=failed)
@@ -51,7 +51,7 @@ class Origins:
         self._lock = threading.Lock()
 
     def of(self, url: str) -> Origin:
-        """The gate of a URL's origin."""
+        """Return the gate of a URL's origin."""
         name = origin_of(url)
         with self._lock:
             return self._origins.setdefault(name, Origin(self._budget, self._breaker))

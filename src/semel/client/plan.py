@@ -1,7 +1,7 @@
 """Decide a retrying client's next action, without IO: one attempt, one event, one action.
 
 A :class:`Plan` is driven by a loop that owns the sockets and the clock: it calls :meth:`Plan.start`, performs the
-:class:`Action`, and passes what came of it to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
+:class:`Action`, and passes the result to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
 therefore serves httpx, requests, aiohttp or anything else. It never makes, changes or sees a key: its driver
 sends the same key with every attempt.
 
@@ -20,13 +20,13 @@ from semel.client.answers import RUNNING, Answered, document_of, origin_of
 from semel.client.limits import Budget, Gate
 
 LIFETIME_SECONDS: Final = 86_400.0
-"""How long a key is believed to be remembered where the server does not say."""
+"""The assumed lifetime of a key if the server does not announce one."""
 
 LIFETIME_OVER: Final = "KEY_LIFETIME_OVER"
 REDIRECT: Final = "REDIRECT"
 OUTCOME_UNKNOWN: Final = "IDEMPOTENCY_OUTCOME_UNKNOWN"
 IN_PROGRESS: Final = "IDEMPOTENCY_REQUEST_IN_PROGRESS"
-# Refusals of Semel's own that do not look at the record: they say nothing of an earlier attempt.
+# Semel's own refusals that it sends without reading the record: they say nothing about an earlier attempt.
 _WITHOUT_A_LOOK: Final = frozenset(
     {
         "IDEMPOTENCY_CALLER_UNKNOWN",
@@ -37,13 +37,13 @@ _WITHOUT_A_LOOK: Final = frozenset(
 )
 
 _RETRIED: Final = frozenset({408, 425, 429, 502, 503, 504})
-# Answers that prove that this attempt had no effect and that no other attempt is running.
+# Answers that prove that this attempt had no effect, and that no other attempt is running.
 _NOTHING_RAN: Final = frozenset({425, 429})
-# What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
+# Refusals that depend on the request alone: an earlier attempt with the same bytes was or would have been refused too.
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
 _LINK_LENGTH_MAX: Final = 2000
-_STILL_RUNS: Final = "the server has accepted the command, which still runs"
+_STILL_RUNS: Final = "the server has accepted the command and is still running it"
 
 
 # --- events ---
@@ -51,7 +51,7 @@ _STILL_RUNS: Final = "the server has accepted the command, which still runs"
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """No whole answer came. ``sent`` is False only where it is certain that no byte of the request left."""
+    """No complete answer arrived. ``sent`` is False only if it is certain that no byte of the request was sent."""
 
     reason: str
     sent: bool = True
@@ -70,9 +70,9 @@ Event: TypeAlias = Answered | NoAnswer | Waited
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command succeeded. ``replayed``: this is the answer that an earlier attempt earned.
+    """The command succeeded. ``replayed``: this is the stored answer of an earlier attempt.
 
-    ``answer`` is None where an earlier process received it and its journal does not keep answers.
+    ``answer`` is None if an earlier process received it and its journal does not keep answers.
     """
 
     answer: Answered | None
@@ -95,9 +95,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """Whether the command took effect is not known yet. The key is kept; never repeat the command under a new one.
+    """It is not known yet whether the command took effect. Keep the key; never repeat the command under a new one.
 
-    ``operation_url`` is where the server says what has become of it; without one, look for your business reference.
+    ``operation_url`` is where the server reports its status; without one, look for your business reference.
     """
 
     code: str
@@ -108,9 +108,9 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """There is no outcome yet, and sending the same intent again is safe. ``retry_after``: not before, in seconds.
+    """There is no outcome yet, and sending the same intent again is safe, but not before ``retry_after`` seconds.
 
-    ``may_have_happened`` is False only where it is certain that no attempt reached the server.
+    ``may_have_happened`` is False only if it is certain that no attempt reached the server.
     """
 
     code: str
@@ -130,8 +130,8 @@ Outcome: TypeAlias = Done | Refused | InDoubt | NotYet
 class Send:
     """Send the request with its key.
 
-    ``attempt`` counts from 1; give up after ``seconds``; ``wait`` is the value of ``Prefer: wait=`` in whole seconds:
-    how long the server may hold a duplicate before it answers that the first one still runs.
+    ``attempt`` counts from 1; it times out after ``seconds``; ``wait`` is the value of ``Prefer: wait=`` in whole
+    seconds: how long the server may hold a duplicate before it answers that the first one is still running.
     """
 
     attempt: int
@@ -149,7 +149,7 @@ class AskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Pause for ``seconds``, because of ``code``, before attempt or question ``then``."""
+    """Pause for ``seconds``, because of ``code``; then send again or ask for the status, as ``then`` says."""
 
     seconds: float
     code: str
@@ -170,15 +170,15 @@ class Plan:
     """The decisions of one ``send()``.
 
     Parameters:
-        url: of the command, against which the link to its status is resolved. A link to another origin is never
+        url: the command's URL; the link to its status is resolved against it. A link to another origin is never
             followed: it would carry credentials there.
-        budget: of this ``send()``.
-        gate: what all plans of this origin share.
+        budget: the limits of this ``send()``.
+        gate: the state that all plans for this origin share.
         jitter: a random number between 0 and 1 for each pause.
         sends_before: how many attempts earlier plans of the same intent have made.
         may_have_happened: whether one of them may have reached the server without a definite answer.
         age_seconds: how long ago the first of them was made.
-        lifetime_seconds: how long the server remembers the key after that, as far as is known.
+        lifetime_seconds: how long the server remembers the key after that attempt, as far as is known.
 
     >>> plan = Plan("https://shop.example/payments", Budget(seconds=20))
     >>> plan.start(0.0)
@@ -216,20 +216,20 @@ class Plan:
         self._asks = 0
         self._pending: Literal["send", "ask", "pause"] = "send"
         self._doubt = OUTCOME_UNKNOWN
-        self._is_accepted = False  # the server works on the command, and has no answer yet
-        self._is_settled = False  # the status says that an answer waits: one more attempt may fetch it
+        self._is_accepted = False  # the server is processing the command and has no answer yet
+        self._is_settled = False  # the status says that an answer is ready: one more attempt may fetch it
 
     # --- the two questions ---
 
     def start(self, now: float) -> Action:
-        """The first action; ``now`` is a monotonic time in seconds."""
+        """Return the first action; ``now`` is a monotonic time in seconds."""
         self._ends = now + self._budget.seconds
         if self._sends_before:
             self._first_sent = now - self._age
         return self._send(now)
 
     def after(self, event: Event, now: float) -> Action:
-        """The next action after this event."""
+        """Return the next action after this event."""
         pending = self._pending
         if isinstance(event, Waited):
             assert pending == "pause"
@@ -266,7 +266,7 @@ class Plan:
         parts = max(self._budget.attempts - self.sends + 1, 1)
         seconds = self._budget.attempt_seconds or left / parts
         seconds = min(seconds, left)
-        # Less than the attempt's own time: an answer that arrives after we have hung up tells us nothing.
+        # Shorter than the attempt's own timeout: we would miss an answer that the server sends after it.
         return Send(self.sends, seconds, int(seconds - 0.5) if seconds >= 1.5 else 0)
 
     def _again(self, now: float, code: str, answer: Answered | None, detail: str = "") -> Action:
@@ -282,7 +282,7 @@ class Plan:
         return Wait(pause, code, "send")
 
     def _pause(self, made: int) -> float:
-        """The longest pause after so many attempts."""
+        """Return the longest pause after ``made`` attempts."""
         return min(self._budget.pause_seconds_max, self._budget.pause_seconds * 2.0 ** min(max(made - 1, 0), 64))
 
     def _note(self, now: float, *, failed: bool) -> None:
@@ -316,8 +316,8 @@ class Plan:
         if answer.replayed:
             return self._finish_stored(answer)
         if problem.get("retryable") is True or (status in _RETRIED and problem.get("retryable") is not False):
-            # A server that says "retryable" and "store unavailable" ran nothing, unless it could not see its commit;
-            # an earlier attempt stays open.
+            # A retryable 503 means that the server ran nothing, unless it could not confirm its commit. It says
+            # nothing about an earlier attempt.
             nothing = status == 503 and problem.get("retryable") is True and not problem.get("mayHaveHappened")
             ran = status not in _NOTHING_RAN and not nothing
             self.may_have_happened |= ran
@@ -340,17 +340,17 @@ class Plan:
         return self._finish_refusal(answer)
 
     def _finish_stored(self, answer: Answered) -> Finish:
-        """Finish: the stored answer of an earlier attempt is final.
+        """Finish with the stored answer of an earlier attempt, which is final.
 
-        That need not prove what happened: a server may store any end of its first attempt. A failure is a
-        refusal only where the operation itself says for how long it holds.
+        It need not prove what happened: a server may store any result of its first attempt. A failure is a
+        refusal only if the answer states the key's lifetime.
         """
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
         if answer.is_stored_failure or answer.is_stored_redirect:
             what = "redirect" if answer.is_stored_redirect else "failure"
             detail = (
-                f"the server has stored this {what}, and answers nothing else under this key: look for your business "
+                f"the server has stored this {what} and always replays it for this key: look for your business "
                 "reference; do not send the command again"
             )
             code = REDIRECT if answer.is_stored_redirect else answer.code
@@ -362,13 +362,13 @@ class Plan:
             "the server redirects, and the client never follows a redirect with a command: use the final URL, and "
             "check http:// and https://"
         )
-        # Many applications answer 302 after a success; a server that has taken the key may send any redirect then.
+        # Many applications answer 302 after a success; a server that knows the key may do so with any redirect.
         if answer.status == 302 or answer.lifetime_seconds is not None or self.may_have_happened:
             return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
         return Finish(Refused(REDIRECT, "new", answer, detail))
 
     def _finish_refusal(self, answer: Answered) -> Finish:
-        """A 4xx that no retry helps. After a lost attempt only the operation's own record counts as one."""
+        """Finish with a 4xx that no retry changes. After a lost attempt, only the operation's own refusal counts."""
         problem = answer.problem
         action = problem.get("keyAction")
         own_word = problem.get("code") not in _WITHOUT_A_LOOK and (
@@ -415,11 +415,11 @@ class Plan:
         state = document.get("state")
         if event.status != 200 or not isinstance(state, str):
             return self._in_doubt(f"the status resource answered {event.status}")
-        if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
+        if state in _SETTLED:  # the command's own answer is ready: one more attempt fetches it
             self._is_settled = True
             return self._again(now, state, None)
         if state in RUNNING and document.get("running") is False:
-            return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
+            return self._again(now, state, None)  # its process has died: the server decides what a retry may do
         if state == "UNKNOWN":
             self._is_accepted, self._doubt = False, OUTCOME_UNKNOWN
         return self._pause_and_ask(now, event.retry_after)

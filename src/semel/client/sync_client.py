@@ -28,37 +28,37 @@ from semel.client.plan import NoAnswer, Outcome
 
 
 class Intent(KeptIntent["Client"]):
-    """Something to be done once. Made by :meth:`Client.intent`; its representation does not show the key."""
+    """A command to perform once. Made by :meth:`Client.intent`; its representation does not show the key."""
 
     def send(self, *, seconds: float | None = None) -> Outcome:
         """Send until there is an outcome or the budget is used up. Call it again to continue, with the same key.
 
         Parameters: ``seconds`` shortens the budget's deadline for this call. An intent that has ended sends nothing.
 
-        Raises JournalError where the journal cannot be written (nothing is sent then).
+        Raises JournalError if the journal cannot be written (then nothing is sent).
         """
         return self._client._send(self._entry, self._body, seconds)
 
     def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]) -> Intent:
-        """A separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
+        """Create a separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 
 
 class Client:
-    """Sends commands that may be retried, each under one key that is kept before the first byte leaves.
+    """A client that retries commands safely, each under one key that the journal stores before the first byte is sent.
 
     Parameters:
-        base_url: before relative URLs.
-        budget: attempts, deadline, pauses, and the origin's bucket of retries.
-        journal: where intents are kept; by default the file ``intents.db`` in the current folder.
-        breaker: leaves an origin alone that fails; None for no breaker.
+        base_url: the prefix of relative URLs.
+        budget: attempts, deadline, pauses, and the origin's token bucket for retries.
+        journal: the store of intents; by default the file ``intents.db`` in the current folder.
+        breaker: stops calls to an origin that keeps failing; None for no breaker.
         bare: send keys without quotes, for servers that do not read the quoted form.
-        headers, auth: as of ``httpx.Client``. They are never written to the journal.
+        headers, auth: as in ``httpx.Client``. They are never written to the journal.
         http: an ``httpx.Client`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
-    Raises ConfigurationError where all requests would carry one key, a header cannot be sent, or the base URL is no
-    text.
+    Raises ConfigurationError if all requests would carry one key, a header cannot be sent, or the base URL is not a
+    string.
 
     >>> import httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))
@@ -114,14 +114,14 @@ class Client:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Intent:
-        """Keep a new intent in the journal, or find the one of this name. Nothing is sent yet.
+        """Store a new intent in the journal, or find the one with this name. Nothing is sent yet.
 
         Parameters: ``name`` is your own reference, such as ``"invoice-42"``: after a crash the same call finds the same
-        intent and its key. ``key`` is one that you have made yourself. The rest is as of ``httpx.request``; bodies are
+        intent and its key. ``key`` is a key that you made yourself. The rest is as in ``httpx.request``; bodies are
         bytes, text, JSON or form fields.
 
-        Raises PayloadMismatch where the name or key belongs to another request; ConfigurationError for a request that
-        cannot be repeated; JournalError where the journal cannot be written.
+        Raises PayloadMismatch if the name or key belongs to another request; ConfigurationError for a request that
+        cannot be repeated; JournalError if the journal cannot be written.
         """
         body = {"json": json, "content": content, "data": data, "params": params, "headers": headers}
         return self._intent(method, url, name, key, None, body)
@@ -150,7 +150,7 @@ class Client:
         try:
             return self._run(conversation)
         finally:
-            if held[0] is not None:  # interrupted: the next send() need not wait for the claim to end
+            if held[0] is not None:  # interrupted: release the claim, so that the next send() need not wait for it
                 self.core.journal.release(held[0])
 
     def _run(self, conversation: Conversation) -> Outcome:

@@ -1,7 +1,7 @@
-"""Retries beneath an httpx client that exists already: the same plan, with a key for each call, and without a journal.
+"""Transports that add retries to an existing httpx client: the same plan, one key per call, no journal.
 
-Only requests with a key are retried, and those that only read. A POST or PATCH without a key gets one of its own, which
-is the same for every attempt of this call and forgotten with the process: what must survive a crash needs a
+They retry only requests that have a key or only read. A POST or PATCH without a key gets a new one, which all attempts
+of this call share and which ends with the process: a command that must survive a crash needs a
 :class:`~semel.client.sync_client.Client` and its journal.
 """
 
@@ -26,7 +26,7 @@ from semel.errors import ConfigurationError
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _GETS_A_KEY: Final = frozenset({"POST", "PATCH"})
-# What one attempt came to: the event for the plan, and what the caller gets if it is the last one.
+# The result of one attempt: the event for the plan, and what the caller gets if this attempt is the last.
 _Came: TypeAlias = "tuple[Answered | NoAnswer, httpx.Response | httpx.RequestError]"
 _Steps: TypeAlias = "Generator[Transmit | Sleep, Any, httpx.Response]"
 
@@ -48,9 +48,9 @@ class _Retrying:
         self.jitter: Callable[[], float] = random.random
 
     def _is_retried(self, request: httpx.Request) -> bool:
-        """Whether the request may be sent again. Gives it a key where it needs one.
+        """Return whether the request may be retried, and give it a key if it needs one.
 
-        Raises ConfigurationError where it has a body that can be sent only once.
+        Raises ConfigurationError if its body can be sent only once.
         """
         has_key = KEY_HEADER in request.headers
         if not has_key and not (self._add_key and request.method in _GETS_A_KEY):
@@ -108,13 +108,13 @@ class RetryTransport(_Retrying, httpx.BaseTransport):
     """Retries requests with a key beneath an ``httpx.Client``.
 
     Parameters:
-        transport: what sends, such as ``httpx.HTTPTransport()``.
-        budget, breaker: as of :class:`~semel.client.sync_client.Client`. The client's own ``timeout=`` does not count.
-        add_key: give each POST and PATCH without a key one of its own.
-        bare: without quotes.
+        transport: the transport that sends, such as ``httpx.HTTPTransport()``.
+        budget, breaker: as in :class:`~semel.client.sync_client.Client`. The client's own ``timeout=`` is ignored.
+        add_key: give each POST and PATCH without a key a new one.
+        bare: send keys without quotes.
 
-    The answer of a retried request is read whole before it is returned. The caller gets the last answer, or the last
-    exception; :class:`NotSent` where nothing was sent.
+    The answer of a retried request is read whole before it is returned. The caller gets the last answer or the last
+    exception, or :class:`NotSent` if nothing was sent.
 
     >>> import httpx
     >>> server = httpx.MockTransport(
@@ -180,7 +180,7 @@ class RetryTransport(_Retrying, httpx.BaseTransport):
 
 
 class AsyncRetryTransport(_Retrying, httpx.AsyncBaseTransport):
-    """As :class:`RetryTransport`, beneath an ``httpx.AsyncClient``."""
+    """Retries requests with a key beneath an ``httpx.AsyncClient``, as :class:`RetryTransport` does."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class AsyncRetryTransport(_Retrying, httpx.AsyncBaseTransport):
 
 
 def _whole(response: httpx.Response, raw: bytes) -> httpx.Response:
-    """The same answer with its body in memory, still encoded as it came."""
+    """Return the same answer with its body in memory, still encoded as received."""
     return httpx.Response(
         response.status_code, headers=response.headers, stream=httpx.ByteStream(raw), extensions=response.extensions
     )

@@ -1,6 +1,6 @@
-"""Test the conformance of any HTTP API: does its ``Idempotency-Key`` endpoint behave as it should?
+"""Conformance tests for any HTTP API: does its ``Idempotency-Key`` endpoint behave as it should?
 
-The catalogue of checks is data (``catalogue.toml``); ``checks/`` performs them over the wire.
+The catalogue of checks is data (``catalogue.toml``); ``checks/`` performs them over HTTP.
 """
 
 from __future__ import annotations

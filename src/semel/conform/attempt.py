@@ -1,4 +1,4 @@
-"""The tools of one check: it sends requests, waits, and counts effects; and the ways in which a check ends."""
+"""The tools of one check, which send requests, wait and count effects, and the exceptions that end a check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
 
 
 def now() -> float:
-    """The event loop's clock, which measures every wait."""
+    """Return the event loop's time, which measures every wait."""
     return asyncio.get_running_loop().time()
 
 
@@ -32,7 +32,7 @@ class CannotRun(Exception):
 
 
 class Failed(Exception):
-    """A check failed; the message is its observation."""
+    """A check failed; the message says what it observed."""
 
 
 class NotTried(Exception):
@@ -40,13 +40,13 @@ class NotTried(Exception):
 
 
 class NeedsQuiet(Exception):
-    """A check that runs beside others has to count effects after all: it runs again, alone."""
+    """A check that runs beside others must count effects after all, so it runs again, alone."""
 
 
 class Try:
-    """The tools of one check: it sends requests, and counts effects since the check began.
+    """The tools of one check: they send requests and count the effects since the check began.
 
-    They raise CannotRun where the API limits the rate of requests.
+    They raise CannotRun if the API limits the rate of requests.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Try:
         self.target = target
         self.case = case
         self.profile = profile
-        self.races: list[list[Reply]] = [] if races is None else races  # of this run: several checks judge them
+        self.races: list[list[Reply]] = [] if races is None else races  # shared: several checks judge them
         self._counter = counter
         self._unit = unit
         self._place = place
@@ -71,23 +71,23 @@ class Try:
         self._sent: dict[tuple[object, ...], int] = {}
 
     async def begin(self, *, both: bool = False) -> None:
-        """Effects are counted from now on; with ``both``, those of both callers."""
+        """Start counting effects; with ``both``, those of both callers."""
         self._both = both
         if self._place == "alone":
             self._before = await self._counter.count_before(both=both)
 
     def key(self) -> str:
-        """A fresh key."""
+        """Return a fresh key."""
         return f"conform-{uuid.uuid4()}"
 
     def spell(self, key: str) -> bytes:
-        """The key as the profile spells it: quoted, but for Stripe's."""
+        """Return the key in the profile's spelling: quoted, except for Stripe."""
         return key.encode() if self.profile == "stripe" else b'"' + key.encode() + b'"'
 
     def headers(
         self, request: Request, lines: Sequence[bytes], caller: Mapping[str, str] | None = None
     ) -> list[Header]:
-        """The headers of a request with these values of the key's header."""
+        """Return the headers of a request with these values of the key's header."""
         who = self.case.caller if caller is None else caller
         found: list[Header] = [(name, value.encode()) for name, value in {**who, **request.headers}.items()]
         if request.body and request.content_type:
@@ -106,7 +106,7 @@ class Try:
         claimed: int | None = None,
         key_name: str = "",
     ) -> bytes:
-        """A request's bytes. ``lines`` are the raw values of the key's header, in place of ``key``."""
+        """Encode a request as bytes. ``lines`` are raw values of the key's header that replace ``key``."""
         self._counter.forget()
         what = request or self.case.request
         values = lines if lines is not None else [] if key is None else [self.spell(key)]
@@ -141,14 +141,14 @@ class Try:
         return reply
 
     async def first(self, key: str | None, request: Request | None = None, **options: object) -> Reply:
-        """Send a first request, which must be accepted."""
+        """Send a first request. Raises Failed if the API does not accept it."""
         reply = await self.send(key, request, **options)  # type: ignore[arg-type]
         if not reply.ok:
             raise Failed(f"the first request got {reply.text()}, not a 2xx")
         return reply
 
     async def retry_until_final(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
-        """Retry until the answer is final: neither silence nor "in progress"."""
+        """Retry until an answer is final (neither missing nor "in progress") or the time is over."""
         ends = now() + (self.case.limits.timeout_seconds if seconds is None else seconds)
         while True:
             reply = await self.send(key, request)
@@ -157,7 +157,7 @@ class Try:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def count_new_effects(self) -> int:
-        """The number of effects of this check. More may come of a request that was cut: the next check counts again."""
+        """Return this check's effects so far. A request that was cut may add more, so the next check counts again."""
         found = await self._count()
         self._counter.forget()
         return found
@@ -169,16 +169,16 @@ class Try:
         return -(-extra // self._unit)
 
     async def expect_effects(self, expected: int, told: str) -> None:
-        """Fails unless exactly so many effects happened."""
+        """Raise Failed unless exactly ``expected`` effects happened."""
         if self._place == WITHOUT_EFFECTS and expected == 0:
-            return  # counted for all of them together
+            return  # one count covers all checks of this kind
         found = await self._count()
         if found != expected:
             self._counter.forget()
             raise Failed(f"{told}; {found} effect(s) happened, {expected} expected")
 
     def needs(self, name: str) -> Request:
-        """An optional request of the case. Raises NotTried."""
+        """Return an optional request of the case. Raises NotTried if the case lacks it."""
         if name not in self.case.requests:
             raise NotTried(f"the case has no [{name}]")
         return self.case.requests[name]
@@ -189,7 +189,7 @@ class Try:
         await run_hook(self.case.hooks[name], name, argument)
 
     async def await_service(self) -> None:
-        """After a restart: wait until the API accepts connections again. Raises Failed."""
+        """Wait until the API answers again after a restart. Raises Failed after 30 s."""
         ends = now() + 30
         while True:
             reply = await self._counter._get(self.case.effects.get or "/", self.case.caller)
@@ -201,5 +201,5 @@ class Try:
 
 
 def with_headers(request: Request, headers: Mapping[str, str]) -> Request:
-    """The same request with more headers."""
+    """Return the same request with more headers."""
     return replace(request, headers={**request.headers, **headers})

@@ -1,4 +1,4 @@
-"""The case file in TOML: how to send a valid request to an API and count its effects. Errors name each mistake."""
+"""The case file in TOML: how to send a valid request to an API and count its effects. Errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CaseError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of the case, without its key and without the caller's headers."""
+    """One request of the case, without the key and the caller's headers."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Request:
 
     @property
     def members(self) -> dict[str, Any] | None:
-        """The body's members, where it is a JSON object."""
+        """The body's members if it is a JSON object that is not empty."""
         if self.content_type.partition(";")[0].strip().lower() != _JSON:
             return None
         try:
@@ -40,7 +40,7 @@ class Request:
         return value if isinstance(value, dict) and value else None
 
     def with_body(self, body: bytes, content_type: str | None = None) -> Request:
-        """The same request with another body."""
+        """Return the same request with another body."""
         return replace(self, body=body, content_type=self.content_type if content_type is None else content_type)
 
 
@@ -67,7 +67,7 @@ Hook = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of the load. The upper bounds cannot be raised: this tests correctness, not capacity."""
+    """The limits of the load. Their upper bounds are fixed: this tests correctness, not capacity."""
 
     rounds: int = 20
     parallel: int = 40
@@ -131,7 +131,7 @@ def load_case(path: str | Path) -> Case:
 
 
 def parse_case(text: str, name: str = "case") -> Case:
-    """A case from TOML text. Raises CaseError, whose message begins with ``name`` and the field.
+    """Parse a case from TOML text. Raises CaseError, whose message begins with ``name`` and the field.
 
     >>> case = parse_case('''
     ... [request]
@@ -154,7 +154,7 @@ def parse_case(text: str, name: str = "case") -> Case:
 
 
 class _Table:
-    """A table whose members are read by type, with errors that name the place."""
+    """A TOML table that reads its members by type; its errors name the field."""
 
     def __init__(self, data: Mapping[str, Any], place: str) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""The catalogue of checks, read from ``catalogue.toml`` beside this file, so that other languages can read it too."""
+"""The catalogue of checks, read from ``catalogue.toml`` beside this file: other languages can read it too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``needs`` names what the case must have for it; ``after``
-    the checks without which its result means nothing; ``sent``, ``means``, ``change`` are for its reader."""
+    """One check. ``needs`` names the required parts of the case; ``after`` the checks that must pass first, or its
+    result means nothing; ``sent``, ``means`` and ``change`` explain it to the reader."""
 
     id: str
     title: str
@@ -34,7 +34,7 @@ class Check:
 
 @functools.cache
 def load_catalogue() -> tuple[Check, ...]:
-    """Every check, in order.
+    """Return every check, in order.
 
     >>> len(load_catalogue()) >= 60
     True
@@ -51,7 +51,7 @@ def _check(entry: dict[str, Any]) -> Check:
 
 
 def missing(wanted: Check, case: Case) -> str:
-    """The parts of the case that a check lacks; empty if it has all."""
+    """Name the first part of the case that a check lacks; empty if it has all."""
     has = {
         **{name: name in case.requests for name in REQUESTS},
         "numbers": "number_a" in case.requests,

@@ -1,4 +1,4 @@
-"""Counting what really happened: a GET, a SQL query, the lines of a file, a command, or the tool's own webhook sink."""
+"""Counters of real effects: a GET, a SQL query, the lines of a file, a command, or the tool's own webhook sink."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Counter:
         self._case = case
         self._get = get
         self._sink = _Sink()
-        self._known: dict[bool, int] = {}  # what was counted since anything was sent, by ``both``
+        self._known: dict[bool, int] = {}  # the count since the last request, by ``both``
 
     def forget(self) -> None:
-        """Something is sent, or more effects may come of what was: the next count counts again."""
+        """Discard the known counts: a request is being sent, or an earlier one may still have effects."""
         self._known.clear()
 
     async def count_before(self, *, both: bool = False) -> int:
-        """The number of effects before a check: the last count, if nothing was sent since. Raises CountError."""
+        """Return the effects before a check: the last count, if nothing was sent since. Raises CountError."""
         known = self._known.get(both)
         return await self.count(both=both) if known is None else known
 
@@ -47,7 +47,7 @@ class Counter:
                 await self._sink.listen(host, int(port))
             except OSError as error:
                 raise CountError(
-                    f"effects.webhook {self._case.effects.webhook} cannot be listened on: {error.strerror}; "
+                    f"cannot listen on effects.webhook {self._case.effects.webhook}: {error.strerror}; "
                     "give a free port of this machine"
                 ) from None
         return self
@@ -163,7 +163,7 @@ async def _run(words: tuple[str, ...], place: str) -> str:
 
 
 async def run_hook(hook: Hook, name: str, argument: str = "") -> None:
-    """Run a hook: a command, or a URL that is POSTed to. Raises CountError."""
+    """Run a hook: execute a command, or POST to a URL. Raises CountError."""
     if not isinstance(hook, str):
         await _run((*hook, argument) if argument else hook, f"hooks.{name}")
         return
@@ -214,6 +214,6 @@ class _Sink:
                 writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a client that breaks off has delivered nothing
+            pass  # a client that disconnects early has delivered nothing
         finally:
             writer.close()

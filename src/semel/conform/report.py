@@ -1,4 +1,4 @@
-"""Report a run's findings: text, Markdown and HTML for people, versioned JSON and JUnit for machines."""
+"""Reports of a run's findings: text, Markdown and HTML for people, versioned JSON and JUnit for machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS: Final = {"passed": "ok", "failed": "FAILED", "not-tried": "not tried"}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check: ``outcome`` is passed, failed or not-tried; ``came`` is what it observed or lacked."""
+    """The result of one check: ``outcome`` is passed, failed or not-tried; ``came`` is its observation or the gap."""
 
     check: Check
     outcome: str
@@ -27,7 +27,7 @@ class Result:
     seconds: float = 0.0
 
     def finding(self) -> list[tuple[str, str]]:
-        """The parts of a finding, in their order."""
+        """Return the labelled parts of a finding, in order."""
         check = self.check
         return [
             ("sent", check.sent),
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no must and no should failed, and something passed at all."""
+        """Whether no "must" or "should" check failed, and at least one check passed."""
         return not any(each.check.level != "best" for each in self.failed) and any(
             each.outcome == "passed" for each in self.results
         )
@@ -66,7 +66,7 @@ class Report:
         return {level: {outcome: counted[level, outcome] for outcome in _WORDS} for level in ("must", "should", "best")}
 
     def summary(self) -> str:
-        """One line.
+        """Summarize the counts in one line.
 
         >>> Report("http://127.0.0.1", "POST /payments", "semel", ()).summary()
         '0 checks: 0 must, 0 should, 0 best failed; 0 passed, 0 not tried'
@@ -77,7 +77,7 @@ class Report:
         return f"{len(self.results)} checks: {failed} failed; {passed} passed, {left} not tried"
 
     def lines(self, *, every: bool = False) -> list[tuple[str, str]]:
-        """Text for people, as pairs of a style and a line; with ``every``, also a line for what passed."""
+        """Return text for people, as pairs of a style and a line; with ``every``, list passed checks too."""
         found = [("bold", f"{self.operation} of {self.target}, profile {self.profile}")]
         for each in self.results:
             if each.outcome == "failed":
@@ -95,7 +95,7 @@ class Report:
         return [*found, ("", ""), ("green" if self.ok else "red", f"{self.summary()} ({self.seconds:.1f} s)")]
 
     def document(self) -> dict[str, Any]:
-        """The JSON document; its members are described in docs/conformance.md."""
+        """Return the JSON document; docs/conformance.md describes its members."""
         return {
             "format": FORMAT,
             "tool": "semel conform",
@@ -109,7 +109,7 @@ class Report:
         }
 
     def junit(self) -> str:
-        """A JUnit file: a should or must that failed is a failure; a failed best is a passed test with a note."""
+        """Return a JUnit file: a failed "must" or "should" is a failure; a failed "best" passes with a note."""
         failures = sum(each.check.level != "best" for each in self.failed)
         skipped = sum(each.outcome == "not-tried" for each in self.results)
         root = ElementTree.Element(
@@ -141,7 +141,7 @@ class Report:
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def markdown(self) -> str:
-        """A page with the findings, and a table of all checks."""
+        """Return a Markdown page with the findings and a table of all checks."""
         lines = [
             f"# {_cell(self.operation)}",
             "",
@@ -160,7 +160,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:
-        """One page that needs nothing else."""
+        """Return one self-contained HTML page."""
         parts = [_HEAD, f"<h1>{html.escape(self.operation)}</h1>"]
         parts.append(f"<p>{html.escape(self.target)}, profile {html.escape(self.profile)}. {self.summary()}.</p>")
         for each in self.failed:
@@ -190,7 +190,7 @@ def _title(result: Result) -> str:
 def _label_lines(label: str, text: str) -> list[str]:
     first = f"   {label + ':':<8}" if label else "   "
     further = " " * len(first)
-    # A check's name is copied into --only: it is never broken at its hyphens.
+    # Users copy a check's name into --only: never break it at its hyphens.
     return textwrap.wrap(
         text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
@@ -201,7 +201,7 @@ def _cell(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the characters that XML cannot hold."""
+    """Replace the characters that XML cannot hold."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Runs the catalogue against an API: looks whether it can be tested at all, then performs the checks, some at once."""
+"""A run of the catalogue against an API: first test whether the API can be tested, then perform the checks."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ RESTART_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected checks: a profile, levels, and ids or prefixes of ids (empty: all). Raises ValueError."""
+    """A selection of checks: a profile, levels, and ids or prefixes of ids (empty: all)."""
 
     profile: str = "draft-07"
     levels: Sequence[str] = LEVELS
     only: Sequence[str] = ()
 
     def checks(self) -> list[Check]:
-        """The chosen checks, in the catalogue's order."""
+        """Return the chosen checks, in the catalogue's order. Raises ValueError for an unknown choice."""
         if self.profile not in PROFILES:
             raise ValueError(f"--profile must be one of {', '.join(PROFILES)}, not {self.profile!r}")
         wrong = [level for level in self.levels if level not in LEVELS]
@@ -83,13 +83,13 @@ async def conform(
     at_once: int = AT_ONCE,
     tell: Tell = lambda done, total, name: None,
 ) -> Report:
-    """Run the chosen checks against an API and report them all.
+    """Run the chosen checks against an API and report all results.
 
-    Parameters: ``url`` is the API's base; ``own_api`` says that a public address may be tested; ``at_once`` how many
-    checks may run at the same time where they do not disturb each other (1 to 40); ``tell`` is called before each check
-    with how many are done, how many there are, and its id, and first with about how long they take.
+    Parameters: ``url`` is the API's base; ``own_api`` allows a public address; ``at_once`` limits how many checks run
+    at the same time where they do not disturb each other (1 to 40); ``tell`` is called once with the estimated time,
+    then before each check, with the number done, the total, and the estimate or the check's id.
 
-    Raises ValueError for a wrong URL, selection or number, CannotRun where nothing can be tested.
+    Raises ValueError for a wrong URL, selection or number, CannotRun if the API cannot be tested.
     """
     if not 1 <= at_once <= AT_ONCE_MOST:
         raise ValueError(f"--at-once must be 1 to {AT_ONCE_MOST}, not {at_once}")
@@ -133,30 +133,30 @@ class _Run:
 
     def __init__(self, checks: Sequence[Check], make_try: Callable[[Place], Try], at_once: int, tell: Tell) -> None:
         self.results: dict[str, Result] = {}
-        self.gone = ""  # during which check the API has ended
+        self.gone = ""  # the check during which the API ended
         self._checks = checks
         self._make_try = make_try
         self._at_once = at_once
         self._tell = tell
 
     def estimate(self, case: Case, request_seconds: float) -> float:
-        """About how many seconds it takes."""
+        """Estimate the run's seconds."""
         tried = [each for each in self._checks if not missing(each, case)]
         return estimate_seconds(tried, PLACES, case, self._at_once, request_seconds)
 
     async def perform_all(self, count: Callable[[], Awaitable[int]]) -> None:
-        """Perform them all; ``count`` counts the effects of all callers."""
+        """Perform all checks; ``count`` counts the effects of all callers."""
         while left := [each for each in self._checks if each.id not in self.results]:
             due = [each for each in next_checks(left, PLACES, self._at_once) if not self._is_spared(each)]
             place = PLACES[due[0].id] if due else "alone"
             if len(due) > 1 and place != "alone":
                 await self._perform_at_once(due, place, count)
-            for check in due:  # with one check, or what has not passed beside others
+            for check in due:  # a single check, or those that did not pass beside others
                 if check.id not in self.results and not self._is_spared(check):
                     await self._perform_alone(check)
 
     def _is_spared(self, check: Check) -> bool:
-        """Whether a check is not tried, since the API is gone or a cause has failed."""
+        """Return whether to skip a check, because the API has ended or a prerequisite failed, and record it."""
         cause = next((name for name in check.after if name in self.results and self._has_failed(name)), None)
         if self.gone:
             self.results[check.id] = Result(check, "not-tried", f"the API ended during {self.gone}: start it again")
@@ -180,7 +180,7 @@ class _Run:
     async def _perform_at_once(
         self, checks: Sequence[Check], place: Place, count: Callable[[], Awaitable[int]]
     ) -> None:
-        """Keep what has passed. All else is performed again, alone: only that result says what is wrong."""
+        """Perform checks concurrently and keep those that passed. The others run again, alone, for a clear result."""
         slots = asyncio.Semaphore(self._at_once)
         before = await count() if place == WITHOUT_EFFECTS else 0
         passed: dict[str, Result] = {}
@@ -251,7 +251,7 @@ async def _connect(target: Target, timeout_seconds: float) -> None:
 
 
 async def _listens(target: Target) -> bool:
-    """Whether the API takes connections, or does so again within a few seconds, where something restarts it."""
+    """Return whether the API accepts connections, now or within a few seconds if a supervisor restarts it."""
     ends = now() + RESTART_SECONDS
     while True:
         try:
@@ -264,7 +264,7 @@ async def _listens(target: Target) -> bool:
 
 
 async def _baseline(attempt: Try) -> tuple[int, float]:
-    """One valid request must be accepted and must be counted; returns its effects, and the seconds it took."""
+    """Send one valid request, which must be accepted and counted; return its effects and its seconds."""
     await attempt.begin()
     key, begun = attempt.key(), now()
     reply = await attempt.send(key)
@@ -283,7 +283,7 @@ async def _baseline(attempt: Try) -> tuple[int, float]:
 
 
 async def _check_count(attempt: Try) -> None:
-    """After the checks: a count that has stopped growing (a page of a list, a limit) has proven nothing."""
+    """Raise CannotRun after the checks if the count no longer grows (a page, a limit): it has proven nothing."""
     await attempt.begin()
     reply = await attempt.send(attempt.key())
     if reply.ok and await attempt.count_new_effects() < 1:

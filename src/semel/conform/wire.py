@@ -1,4 +1,4 @@
-"""HTTP/1.1 over plain sockets: every byte of a request is chosen here, also the wrong ones; no redirect is followed."""
+"""HTTP/1.1 over plain sockets: it controls every byte of a request, even invalid ones, and follows no redirect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Header = tuple[str, bytes]
 
 
 class WireError(Exception):
-    """The peer does not speak HTTP/1.1 as it should."""
+    """The peer violates HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """As the Host header has it."""
+        """The value of the Host header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == {"http": 80, "https": 443}[self.scheme] else f"{name}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply: an answer, or ``trouble``, the reason that there is none."""
+    """An answer, or in ``trouble`` the reason that there is none."""
 
     status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
@@ -62,7 +62,7 @@ class Reply:
         return 200 <= self.status < 300
 
     def header(self, name: str) -> str | None:
-        """The first header of that name."""
+        """Return the value of the first header with this name."""
         return next((value for found, value in self.headers if found.lower() == name.lower()), None)
 
     @property
@@ -71,16 +71,16 @@ class Reply:
         return (self.header("content-type") or "").partition(";")[0].strip().lower()
 
     def text(self) -> str:
-        """For a finding: the status, or what went wrong."""
+        """Describe the reply for a finding: its status, or its trouble."""
         return f"HTTP {self.status}" if self.status else f"no answer ({self.trouble})"
 
 
 def parse_target(url: str, ca_file: str = "") -> Target:
-    """The target of a URL. Raises ValueError, with the remedy."""
+    """Parse a URL into a target. Raises ValueError, with the remedy."""
     try:
         parts = split_http_url(url)
     except ValueError as error:
-        raise ValueError(f"URL is no address: {error}") from None
+        raise ValueError(f"URL is invalid: {error}") from None
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(
             "URL must be the API's base, such as http://127.0.0.1:8000 or https://host/api, without an account, a "
@@ -96,7 +96,7 @@ def parse_target(url: str, ca_file: str = "") -> Target:
 
 
 async def is_private(target: Target) -> bool:
-    """Whether every address of the host is loopback or private. Raises OSError where it has none."""
+    """Return whether every address of the host is loopback or private. Raises OSError if it has no address."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = {ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found}
@@ -114,7 +114,7 @@ def encode(
     close: bool = True,
     claimed: int | None = None,
 ) -> bytes:
-    """A request's bytes. ``claimed`` is a Content-Length that is not the body's."""
+    """Encode a request as bytes. ``claimed`` is a false Content-Length."""
     lines = [f"{method} {target.base}{path} HTTP/1.1".encode(), b"Host: " + target.authority.encode()]
     lines += [name.encode() + b": " + value for name, value in headers]
     if chunked:
@@ -133,7 +133,7 @@ def encode(
 
 
 class Connection:
-    """One connection; a context manager that closes it."""
+    """One connection, as a context manager that opens and closes it."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -154,17 +154,17 @@ class Connection:
             await self._writer.wait_closed()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes. A peer that has answered and closed already is not a failure: its answer is read next."""
+        """Send bytes. Ignore a connection that the peer has closed: it may have answered, and we read that next."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(data)
             await self._writer.drain()
 
     async def some(self) -> bytes:
-        """The first received bytes."""
+        """Return the first received byte."""
         return await self._reader.read(1)
 
     def reset(self) -> None:
-        """Cut the connection with RST, as a network that fails does."""
+        """Reset the connection with RST, as a failing network does."""
         raw = self._writer.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -195,7 +195,7 @@ class Connection:
         return Reply(status, tuple(headers), body, framing=framing)
 
     async def leftover(self) -> bytes:
-        """The bytes after an answer, until the peer closes, or has sent none for a moment."""
+        """Return bytes that follow an answer (at most 64), or none if the peer closes or stays silent."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEFTOVER_SECONDS):
                 return await self._reader.read(64)
@@ -238,7 +238,7 @@ class Connection:
 
 
 async def exchange(target: Target, data: bytes, method: str, timeout_seconds: float) -> Reply:
-    """Send one request on a new connection. Never raises for the peer's errors: they become the reply's trouble."""
+    """Send one request on a new connection. The peer's errors do not raise: they become the reply's trouble."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout_seconds), Connection(target) as connection:
@@ -252,7 +252,7 @@ async def exchange(target: Target, data: bytes, method: str, timeout_seconds: fl
 
 
 def explain(error: BaseException) -> str:
-    """A failure of the wire in a few words."""
+    """Describe a network failure in a few words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: the certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

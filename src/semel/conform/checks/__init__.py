@@ -1,6 +1,6 @@
-"""What performs each check of the catalogue. A check returns if it passes, and raises Failed otherwise.
+"""The functions that perform the catalogue's checks. A check returns if it passes, and raises Failed otherwise.
 
-Each chapter registers its checks by their ids in one table; importing this package reads all chapters.
+Each chapter registers its checks by id in one table; importing this package imports all chapters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One content in two spellings, as JSON and as a form, and JSON that is none."""
+"""Checks of equal bodies in two spellings, as JSON and as forms, and of invalid JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and answers that are lost, late or cut off on the way."""
+"""Checks of requests and answers that are lost, late or cut off in transit."""
 
 from __future__ import annotations
 

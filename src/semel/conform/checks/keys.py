@@ -1,4 +1,4 @@
-"""How a key is spelled: what is a key, what is none, and which two spellings are one key."""
+"""Checks of key spellings: valid keys, malformed ones, and two spellings of one key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUGE_KEY: Final = 8_000
 
 
 async def expect_refusal(t: Try, spell: Callable[[Try, str], list[bytes]]) -> None:
-    """A request with such key lines must get a 4xx and do nothing."""
+    """Expect a 4xx and no effect for a request with these key lines."""
     reply = await t.send(None, lines=spell(t, t.key()))
     if not 400 <= reply.status < 500:
         raise Failed(f"{reply.text()}, not a 4xx; {await t.count_new_effects()} effect(s) happened")
@@ -24,7 +24,7 @@ async def expect_refusal(t: Try, spell: Callable[[Try, str], list[bytes]]) -> No
 
 
 async def same_key(t: Try, spell: Callable[[Try, str], tuple[bytes, bytes]], *, key_name: str = "") -> None:
-    """Two spellings of one key: one effect, and both are accepted."""
+    """Expect one effect, and both requests accepted, for two spellings of one key."""
     one, two = spell(t, t.key())
     await t.first(None, lines=[one])
     again = await t.send(None, lines=[two], key_name=key_name)
@@ -34,7 +34,7 @@ async def same_key(t: Try, spell: Callable[[Try, str], tuple[bytes, bytes]], *, 
 
 
 async def two_keys(t: Try, spell: Callable[[Try, str], tuple[bytes, bytes]]) -> None:
-    """Two keys that are not the same: two effects, unless the API refuses such keys."""
+    """Expect two effects for two different keys, unless the API refuses such keys."""
     replies = [await t.send(None, lines=[line]) for line in spell(t, t.key())]
     told = f"{replies[0].text()} and {replies[1].text()}"
     if any(reply.status >= 500 or not reply.status or reply.status in IN_PROGRESS for reply in replies):
@@ -42,7 +42,7 @@ async def two_keys(t: Try, spell: Callable[[Try, str], tuple[bytes, bytes]]) -> 
     await t.expect_effects(sum(reply.ok for reply in replies), told)
 
 
-# Each spells a fresh key as header lines that are no key: a 4xx, and no effect.
+# Each turns a fresh key into malformed header lines: a 4xx, and no effect.
 _MALFORMED: Final[Mapping[str, Callable[[Try, str], list[bytes]]]] = {
     "key-bad-escape": lambda t, key: [f'"{key}\\n"'.encode()],
     "key-unterminated": lambda t, key: [f'"{key}'.encode()],
@@ -56,7 +56,7 @@ _MALFORMED: Final[Mapping[str, Callable[[Try, str], list[bytes]]]] = {
     "key-non-ascii": lambda t, key: [t.spell(key).replace(b"conform", "clé".encode())],
     "key-control": lambda t, key: [t.spell(key).replace(b"conform", b"a\x01b")],
 }
-# Each spells a fresh key in two ways that are one key: one effect.
+# Each spells a fresh key in two equivalent ways: one effect.
 _ONE_KEY: Final[Mapping[str, Callable[[Try, str], tuple[bytes, bytes]]]] = {
     "key-quoted": lambda t, key: (f'"{key};a,b"'.encode(), f'"{key};a,b"'.encode()),
     "key-bare": lambda t, key: (key.encode(), key.encode()),
@@ -65,7 +65,7 @@ _ONE_KEY: Final[Mapping[str, Callable[[Try, str], tuple[bytes, bytes]]]] = {
     "key-255": lambda t, key: (t.spell(key.ljust(255, "x")), t.spell(key.ljust(255, "x"))),
     "key-whitespace": lambda t, key: (t.spell(key), b"  " + t.spell(key) + b" \t"),
 }
-# Each makes two different keys of a fresh one: two effects.
+# Each derives two different keys from a fresh one: two effects.
 _TWO_KEYS: Final[Mapping[str, Callable[[Try, str], tuple[bytes, bytes]]]] = {
     "key-escape-unescaped": lambda t, key: (f'"{key}\\\\"'.encode(), f'"{key}\\""'.encode()),
     "key-not-truncated": lambda t, key: (

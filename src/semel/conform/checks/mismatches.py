@@ -1,4 +1,4 @@
-"""Another request, or another caller, under the same key: never the first one's answer."""
+"""Checks that another request or another caller with the same key never gets the first one's answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _with_another_query(t: Try) -> Request:
     return replace(t.case.request, path=f"{path}{'&' if '?' in path else '?'}conform=1")
 
 
-# Another request under the key of the first one, and what to call it.
+# Another request under the first one's key, and its description.
 _OTHERS: Final[Mapping[str, tuple[Callable[[Try], Request], str]]] = {
     "other-query": (_with_another_query, "the same body with another query"),
     "other-media-type": (

@@ -1,4 +1,4 @@
-"""What the API's OpenAPI document says of the operation."""
+"""Checks of the operation's entry in the API's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.conform.checks.replies import problem
 from semel.conform.order import BESIDE_OTHERS
 from semel.conform.wire import exchange
 
-_REFERENCES_MAX: Final = 10  # one after the other
+_REFERENCES_MAX: Final = 10  # the longest chain of references
 
 
 async def _document(t: Try) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _list_of(value: object) -> list[Any]:
 
 
 def _path_item(document: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The document's item for a path: as it is written, or by a template such as /orders/{id}."""
+    """Return the document's item for a path, matched literally or by a template such as /orders/{id}."""
     paths = document.get("paths")
     if not isinstance(paths, dict):
         return {}
@@ -53,7 +53,7 @@ def _path_item(document: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _resolve(document: Mapping[str, Any], value: Any) -> Any:
-    """What a reference within the document leads to; anything else as it is."""
+    """Resolve a reference within the document; return any other value unchanged."""
     for _ in range(_REFERENCES_MAX):
         reference = value.get("$ref") if isinstance(value, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):

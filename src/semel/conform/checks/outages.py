@@ -1,4 +1,4 @@
-"""Crashes of the API, outages of its store, and the end of a key's life: with the hooks of the case."""
+"""Checks of crashes, store outages and key expiry, which the case's hooks bring about."""
 
 from __future__ import annotations
 

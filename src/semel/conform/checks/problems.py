@@ -1,4 +1,4 @@
-"""Errors: how a refusal is described, and what a retry of a request that failed gets."""
+"""Checks of errors: how the API describes a refusal, and how it answers the retry of a failed request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicates at the same time, and while the first request still runs."""
+"""Checks of concurrent duplicates, and of duplicates while the first request is still running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semel.conform.wire import Reply
 
 
 async def while_slow(t: Try, act: Callable[[str, Request], Awaitable[Reply]]) -> tuple[Reply, Reply, bool]:
-    """Run ``act`` while a slow request is being processed: the slow answer, act's, and whether act ended first."""
+    """Run ``act`` during a slow request; return the slow answer, act's answer, and whether act ended first."""
     slow, key = t.needs("slow"), t.key()
     first = asyncio.create_task(t.send(key, slow))
     await asyncio.sleep(t.case.slow_seconds * IN_FLIGHT_PART)
@@ -32,7 +32,7 @@ async def while_slow(t: Try, act: Callable[[str, Request], Awaitable[Reply]]) ->
 
 
 async def conflict(t: Try) -> Reply:
-    """The 409 of a duplicate in flight. Raises NotTried where the API lets it wait."""
+    """Return the 409 that a duplicate in flight gets. Raises NotTried if the API answers anything else."""
     _, other, _ = await while_slow(t, lambda key, slow: t.send(key, with_headers(slow, t.case.no_wait_headers)))
     if other.status != 409:
         raise NotTried(f"the API answers a duplicate in flight with {other.text()}, not with 409")
@@ -40,7 +40,7 @@ async def conflict(t: Try) -> Reply:
 
 
 async def _race(t: Try) -> list[list[Reply]]:
-    """The answers of each round."""
+    """Run all rounds, and return the answers of each."""
     limits = t.case.limits
     t.races[:] = [await send_at_once(t, [(t.key(), None)] * limits.parallel) for _ in range(limits.rounds)]
     return t.races

@@ -1,4 +1,4 @@
-"""The table of all checks: what performs each, and beside which others it may run."""
+"""The table of all checks: the function that performs each, and which others it may run beside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACES: Final[dict[str, Place]] = {}
 
 
 def check(name: str, place: Place = ALONE) -> Callable[[Perform], Perform]:
-    """Register what performs a check of the catalogue, and beside which others it may run."""
+    """Register the function that performs a check of the catalogue, and which others it may run beside."""
 
     def register(perform: Perform) -> Perform:
         CHECKS[name], PLACES[name] = perform, place

@@ -1,4 +1,4 @@
-"""A retry of the same request: one effect, and the same answer again."""
+"""Checks that a retry of the same request has no second effect and gets the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply says: whether it is a replay, an acceptance or a problem, and what it should not have been."""
+"""Judgements on a reply: whether it is a replay, an acceptance (202) or a problem document."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from semel.conform.wire import Reply
 
 
 def is_marked(t: Try, reply: Reply) -> bool:
-    """Whether an answer is marked as a replay."""
+    """Return whether an answer is marked as a replay."""
     return (reply.header(t.case.replayed_header) or "").strip().lower() in ("true", "?1", "1")
 
 
 def is_accepted(t: Try, reply: Reply) -> bool:
-    """Whether a duplicate learns that the first request still runs, and where its status is, without an answer yet."""
+    """Return whether a reply says only that the first request is still running, with a link to its status."""
     return reply.status == 202 and not is_marked(t, reply) and link_to_status(reply) is not None
 
 
 def link_to_status(reply: Reply) -> str | None:
-    """The target of the reply's Link with rel="status"."""
+    """Return the target of the reply's Link with rel="status"."""
     return status_link(", ".join(value for name, value in reply.headers if name.lower() == "link"))
 
 
 def count_answers(t: Try, replies: Sequence[Reply]) -> int:
-    """How many different successful answers there are, or different operations that were accepted."""
+    """Count the distinct successful answers, or the distinct accepted operations if there are more."""
     accepted = {link_to_status(reply) for reply in replies if is_accepted(t, reply)}
     return max(len({reply.body for reply in replies if reply.ok and not is_accepted(t, reply)}), len(accepted))
 
 
 async def is_first_answer(t: Try, first: Reply, other: Reply) -> bool:
-    """Whether another request got the first one's answer, and ran nothing."""
+    """Return whether another request got the first one's answer without an effect of its own."""
     if not other.ok or is_marked(t, other):
         return other.ok
     return bool(first.body) and other.body == first.body and await t.count_new_effects() < 2
 
 
 async def not_replayed(t: Try, first: Reply, other: Reply, what: str) -> None:
-    """An answer to another request must not be the first one's.
+    """Raise Failed if another request got the first one's answer, a 5xx (except 501) or no answer.
 
-    Two equal bodies are one answer, unless the other request had its own effect: an API may say "OK" to all of them.
+    Equal bodies count as one answer unless the other request had its own effect: an API may answer "OK" to everything.
     """
     if await is_first_answer(t, first, other):
         raise Failed(f"{what} got {other.text()} with the first request's answer")
-    if (other.status >= 500 and other.status != 501) or not other.status:  # 501: it has no such method
+    if (other.status >= 500 and other.status != 501) or not other.status:  # 501: the API lacks this method
         raise Failed(f"{what} got {other.text()}")
 
 
@@ -57,7 +57,7 @@ def tally(replies: Sequence[Reply]) -> str:
 
 
 def problem(reply: Reply) -> dict[str, Any]:
-    """The members of a problem document, or of any JSON object."""
+    """Return the members of a problem document, or of any JSON object."""
     try:
         value = json.loads(reply.body)
     except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def problem(reply: Reply) -> dict[str, Any]:
 
 
 def has_link(reply: Reply) -> bool:
-    """Whether an error leads to documentation: a Link header, or a URI in its body."""
+    """Return whether an error links to documentation, by a Link header or a URI in its body."""
     link = ", ".join(value for name, value in reply.headers if name.lower() == "link").lower()
     if "describedby" in link or 'rel="help"' in link or "rel=help" in link:
         return True
@@ -74,6 +74,6 @@ def has_link(reply: Reply) -> bool:
 
 
 def expect_problem(reply: Reply) -> None:
-    """A refusal must have the media type of a problem document."""
+    """Raise Failed if a refusal does not have the media type of a problem document."""
     if reply.media_type != "application/problem+json":
         raise Failed(f"{reply.text()} has the Content-Type {reply.header('content-type') or '(none)'}")

@@ -1,4 +1,4 @@
-"""Requests that checks of several chapters send: a request and its retry, a mismatch, many at once."""
+"""Requests that several chapters of checks send: a request and its retry, a mismatch, many at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.conform.attempt import Try
 from semel.conform.case import Request
 from semel.conform.wire import Reply
 
-IN_FLIGHT_PART: Final = 0.35  # of the slow request's time, until its duplicate is sent
+IN_FLIGHT_PART: Final = 0.35  # the share of the slow request's time after which its duplicate is sent
 PADDING: Final = 200_000
 
 
@@ -21,17 +21,17 @@ async def send_twice(t: Try, request: Request | None = None) -> tuple[Reply, Rep
 
 
 async def send_mismatch(t: Try) -> tuple[Reply, Reply, str]:
-    """Send a request, and another payload under its key."""
+    """Send a request, then another payload under the same key."""
     key = t.key()
     first = await t.first(key)
     return first, await t.send(key, t.needs("other")), key
 
 
 async def send_at_once(t: Try, requests: Sequence[tuple[str, Request | None]]) -> list[Reply]:
-    """Send many requests at once."""
+    """Send many requests concurrently."""
     return list(await asyncio.gather(*(t.send(key, request) for key, request in requests)))
 
 
 def pad(request: Request, size: int) -> Request:
-    """A JSON body with so much white space in front."""
+    """Prefix a JSON body with ``size`` spaces."""
     return request.with_body(b" " * size + request.body)

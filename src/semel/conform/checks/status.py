@@ -1,4 +1,4 @@
-"""The status of an operation, and how long a key lives."""
+"""Checks of an operation's status resource, and of the key's lifetime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semel.conform.wire import Reply
 
 
 async def _status(t: Try) -> tuple[str, str, Reply, Request]:
-    """A key, the link to its operation's status, and the link's target."""
+    """Send a request; return its key, the link to its status, the link's answer, and the request for it."""
     key = t.key()
     first = await t.first(key)
     link = link_to_status(first)
@@ -22,7 +22,7 @@ async def _status(t: Try) -> tuple[str, str, Reply, Request]:
     request = Request("GET", link.removeprefix(base), b"", "")
     found = await t.send(None, request)
     if found.status in (401, 403) and not t.case.caller:
-        raise NotTried("the case has no [callers.first], whose credentials a status is read with")
+        raise NotTried("the case has no [callers.first], and reading a status needs its credentials")
     return key, link, found, request
 
 
