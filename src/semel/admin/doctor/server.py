@@ -14,7 +14,7 @@ ShowSlow = Callable[[str, Callable[[], list[DoctorFinding]]], list[DoctorFinding
 """Runs slow work of this name, and shows its progress."""
 
 TABLES: Final = "tables"
-_OF_LOSS: Final = frozenset({"appendfsync", "durability"})  # checks whose problems ``?persistence=none`` in the URL accepts
+_OF_LOSS: Final = frozenset({"appendfsync", "durability"})  # checks that ``?persistence=none`` in the URL accepts
 _LEVELS: Final[Mapping[str, Level]] = {
     "ok": "ok",
     "note": "note",
