@@ -1,6 +1,6 @@
-"""The series that exporters write: their names and labels, and how every label is bounded.
+"""The series that exporters write: their names and labels, and the bounds of every label.
 
-The table is the same for Prometheus and OpenTelemetry: a name with dots, which Prometheus reads with underscores.
+Prometheus and OpenTelemetry share the table: its names have dots, which Prometheus turns into underscores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OTHER: Final = "other"
 VALUES_MAX: Final = 100  # different values of one label, except callers; further values become `other`
 LABEL_LENGTH_MAX: Final = 100
 CALLERS_MAX: Final = 1000
-_CANDIDATES: Final = 8  # callers that are counted, for each one that is shown
+_CANDIDATES: Final = 8  # callers counted for each one shown
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -33,7 +33,7 @@ class Series(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as Prometheus has it.
+        """The name in Prometheus.
 
         >>> SERIES["claims"].name
         'idempotency_claims_total'
@@ -92,7 +92,7 @@ BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 def label_text(value: str) -> str:
-    r"""A label's value that no exposition format trips over: safe, and not endless.
+    r"""Make a label's value safe for every exposition format, and limit its length.
 
     >>> label_text("al\nice"), len(label_text("a" * 1000))
     ('al\\x0aice', 100)
@@ -119,7 +119,7 @@ class Bounds:
         self._lock = threading.Lock()
 
     def value(self, label: str, value: str) -> str:
-        """The value to show of a label."""
+        """Return the value to show for a label."""
         text = label_text(value)
         with self._lock:
             values = self._values.setdefault(label, set())
@@ -139,9 +139,9 @@ class _Shown:
 class TopCallers:
     """The callers with their own label: the most frequent ones. All others are ``other``.
 
-    Occurrences are counted for eight times as many callers (Misra and Gries: when there is room for no more, all counts
-    fall by one), so that memory is bounded and a frequent caller is found however many rare ones there are. A caller
-    takes the label of another one once it was seen more often.
+    It counts eight times as many callers (Misra and Gries: when no room is left, all counts fall by one), so that
+    memory is bounded and rare callers, however many, cannot hide a frequent one. A caller that becomes more frequent
+    than a labelled one takes over its label.
 
     Parameters: ``most`` how many callers have a label, up to 1,000; ``replaces`` False: the first ones keep theirs.
 
@@ -157,7 +157,7 @@ class TopCallers:
             raise ConfigurationError(f"callers must be a whole number from 0 to {CALLERS_MAX}; it is {most!r}")
         self._most = most
         self._replaces = replaces
-        self._counts: dict[str, int] = {}  # of callers without a label
+        self._counts: dict[str, int] = {}  # counts of callers without a label
         self._shown: dict[str, _Shown] = {}
         self._least = 0
         self.begin_process()
@@ -168,10 +168,10 @@ class TopCallers:
         self._lock = threading.Lock()
 
     def see(self, caller: str) -> tuple[str, str | None]:
-        """Count a caller; the label to use, and a label that has gone (its series can be forgotten)."""
+        """Count a caller. Return the label to use, and a label that was replaced (its series can be dropped)."""
         shown = self._shown.get(caller)
         if shown is not None:
-            shown.count += 1  # without the lock: a lost count changes the order of callers, but no series
+            shown.count += 1  # without the lock: a lost count affects the order of callers, but no series
             return shown.label, None
         with self._lock:
             gone = None
@@ -179,7 +179,7 @@ class TopCallers:
                 if not self._replaces or not self._shown:
                     return OTHER, None
                 count = self._count(caller)
-                if count <= self._least:  # counts that are shown only grow, so the least is not smaller now
+                if count <= self._least:  # shown counts only grow, so the least cannot be smaller now
                     return OTHER, None
                 name, least = min(self._shown.items(), key=lambda each: each[1].count)
                 self._least = least.count
