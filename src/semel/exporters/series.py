@@ -43,7 +43,7 @@ class Series(NamedTuple):
 
 SERIES: Final[Mapping[str, Series]] = {
     "claims": Series("idempotency.claims.total", "counter", ("operation", "outcome"), "Attempts, by verdict"),
-    "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were given again"),
+    "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were replayed"),
     "mismatches": Series(
         "idempotency.fingerprint_mismatch.total",
         "counter",
@@ -59,21 +59,27 @@ SERIES: Final[Mapping[str, Series]] = {
     "expired": Series(
         "idempotency.expired.total", "counter", ("operation",), "Attempts at a key whose answer is forgotten"
     ),
-    "settlements": Series("semel.settlements.total", "counter", ("operation", "outcome"), "How permits ended"),
-    "rebuilds": Series("semel.rebuilds.total", "counter", ("operation", "outcome"), "Answers that were made again"),
+    "settlements": Series(
+        "semel.settlements.total", "counter", ("operation", "outcome"), "Permits that ended, by outcome"
+    ),
+    "rebuilds": Series("semel.rebuilds.total", "counter", ("operation", "outcome"), "Answers that were rebuilt"),
     "unprotected": Series(
         "semel.unprotected.total", "counter", ("operation", "reason"), "Requests that ran unprotected"
     ),
-    "lapsed": Series("semel.lapsed.total", "counter", ("operation",), "Leases that were found over"),
-    "reconciled": Series("semel.reconciled.total", "counter", ("operation", "found"), "Questions to reconcilers"),
-    "gave_up": Series("semel.gave_up.total", "counter", ("operation",), "Outcomes that only an operator can find out"),
+    "lapsed": Series("semel.lapsed.total", "counter", ("operation",), "Leases that were found expired"),
+    "reconciled": Series(
+        "semel.reconciled.total", "counter", ("operation", "found"), "Calls of reconcilers, by finding"
+    ),
+    "gave_up": Series(
+        "semel.gave_up.total", "counter", ("operation",), "Outcomes that reconcilers left to an operator"
+    ),
     "superseded": Series("semel.superseded.total", "counter", ("operation",), "Holders that lost their record"),
     "weak_keys": Series("semel.weak_keys.total", "counter", ("operation", "weakness"), "Attempts with a weak key"),
     "records": Series("semel.records", "gauge", ("state",), "Records in each state, as of the last purge"),
-    "purged": Series("semel.purged.total", "counter", ("kind",), "What purges dropped and forgot"),
-    "events_published": Series("semel.events_published.total", "counter", ("topic",), "Events that a broker has"),
+    "purged": Series("semel.purged.total", "counter", ("kind",), "Rows and answers that purges deleted"),
+    "events_published": Series("semel.events_published.total", "counter", ("topic",), "Events that were published"),
     "events_refused": Series("semel.events_refused.total", "counter", ("topic",), "Events that a broker refused"),
-    "events_parked": Series("semel.events_parked.total", "counter", ("topic",), "Events that are tried no more"),
+    "events_parked": Series("semel.events_parked.total", "counter", ("topic",), "Events that were parked"),
     "events_waiting": Series("semel.events", "gauge", ("kind",), "Events that wait or are parked"),
     "events_oldest_seconds": Series("semel.events_oldest.seconds", "gauge", (), "Age of the oldest waiting event"),
     "wait_seconds": Series("semel.wait.seconds", "histogram", ("operation",), "How long duplicates waited"),
@@ -83,10 +89,10 @@ SERIES: Final[Mapping[str, Series]] = {
 """One series for each event of :data:`semel.telemetry.EVENTS`, by the event's name."""
 
 CALLER_KEYS: Final = Series(
-    "semel.caller_keys.total", "counter", ("caller",), "New keys of the callers that make the most"
+    "semel.caller_keys.total", "counter", ("caller",), "New keys of the callers with the most new keys"
 )
 PURGED_AT: Final = Series(
-    "semel.purge_timestamp.seconds", "gauge", (), "When a purge last came to its end, in seconds since 1970"
+    "semel.purge_timestamp.seconds", "gauge", (), "When a purge last finished, in seconds since 1970"
 )
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -31,8 +31,8 @@ NOT_BOOKED: Final = "NOT_BOOKED"
 Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]
 _SAVEPOINT: Final = "semel_preview"
 _ENDED: Final = (
-    "the preview could not leave a row's savepoint ({error}): a handler may have no commit() and rollback() of its own "
-    "there. Leave them out, since Semel commits what a row writes and undoes what a failed one wrote; or skip them "
+    "the preview could not leave a row's savepoint ({error}): the handler must not call commit() or rollback() itself "
+    "there. Remove these calls, since Semel commits a row's writes and rolls back a failed row's; or skip them "
     "where row.preview is true"
 )
 

@@ -271,7 +271,7 @@ def add_imports(
     _ = imports.handler
     jobs = semel.import_jobs.setdefault(jobs_path, Jobs(semel.surface))
     if any(imports.operation in each.endpoints for each in semel.import_jobs.values()):
-        raise ConfigurationError(f"two imports are named {imports.operation!r}: their keys would collide")
+        raise ConfigurationError(f"duplicate imports {imports.operation!r}: their keys would collide")
     endpoint = ImportEndpoint(semel.surface, imports, supplier_source(supplier), may, jobs_path, idle_seconds)
     is_first = not jobs.endpoints
     jobs.endpoints[imports.operation] = endpoint

@@ -207,7 +207,7 @@ def _check_charset(media_type: str, form: Format) -> None:
             except (LookupError, ValueError):
                 same = False
             if not same:
-                raise ImportRefused(f"the charset must be {declared}, as is declared", "MEDIA_TYPE")
+                raise ImportRefused(f"the charset must be {declared}, as declared", "MEDIA_TYPE")
 
 
 class Lines:

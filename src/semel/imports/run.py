@@ -376,7 +376,7 @@ class Imports:
         def show() -> Flow[ImportJob]:
             job = yield from self.rows_kept.by_id(id)
             if job is None:
-                raise ImportRefused("the job was forgotten meanwhile", "NOT_FOUND")
+                raise ImportRefused("the job was deleted meanwhile", "NOT_FOUND")
             return (yield from self.rows_kept.show(job, is_new=is_new))
 
         return await self._perform(show)
@@ -683,7 +683,7 @@ def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
         job.unknown or 0
     )
     if not (yield from rows.reopen(job, again=again, actor=actor, reason=reason)):
-        raise ImportRefused("the import has moved on meanwhile; look at it again", "MOVED_ON")
+        raise ImportRefused("the import has changed meanwhile; read it again", "MOVED_ON")
 
 
 __all__ = ["Imports", "Preview"]

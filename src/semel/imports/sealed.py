@@ -21,7 +21,7 @@ _OVERHEAD_MAX: Final = 64 * 1024  # an application's own sealer may add as much
 _ABOUT: Final = b"semel.import.content.1:"
 _PLACES: Final = Struct(">QQ")
 CONTENT_UNREADABLE: Final = "CONTENT_UNREADABLE"
-_ANEW: Final = "Send the file again, or restore what was kept; then: semel imports retry"
+_ANEW: Final = "Send the file again, or restore the kept file; then: semel imports retry"
 
 
 class ContentUnreadable(Exception):
@@ -84,7 +84,7 @@ class SealedFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         """Begin again. Raises UnsupportedOperation for any other position."""
         if offset or whence:
-            raise io.UnsupportedOperation("a file that is sealed while it is read is read from its beginning")
+            raise io.UnsupportedOperation("a file that is sealed while it is read can only be read from its beginning")
         self._left, self._frames = b"", self.frames()
         return 0
 
@@ -167,8 +167,8 @@ class Opening:
 
 def _content_changed() -> ContentUnreadable:
     return ContentUnreadable(
-        "the kept file does not open: it was changed, cut short or exchanged since it was sealed, or its key is "
-        f"another one of the same name; no row is booked from it. {_ANEW}",
+        "the kept file does not open: it was changed, cut short or exchanged since it was sealed, or this process has "
+        f"a different key of the same name; no row is booked from it. {_ANEW}",
         damaged=True,
     )
 

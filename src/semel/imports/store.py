@@ -22,8 +22,8 @@ FORM_PLACES: Final = 1 << 40  # each form's parts have their own range of places
 _PAST: Final = {PLAIN: FORM_PLACES, SEALED: 2 * FORM_PLACES}
 GRACE_US: Final = 3600 * 1_000_000  # how long bytes without a job stay: an upload may be about to use them
 NO_STORE: Final = (
-    "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is none: a job must be "
-    "unique by an index that outlives the process, and a row is booked in one transaction with what became of it"
+    "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is not one: a job must be "
+    "unique by an index that outlives the process, and a row commits in one transaction with its outcome"
 )
 
 

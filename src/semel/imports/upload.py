@@ -139,5 +139,5 @@ class Upload:
     def _copy(self, file: IO[bytes]) -> None:
         while block := file.read(PIECE_BYTES):
             if not isinstance(block, bytes):
-                raise PolicyError("file must be opened with 'rb'; what it reads is text")
+                raise PolicyError("file must be opened with 'rb'; it returns text")
             self.write(block)

@@ -108,7 +108,7 @@ class _Damaged:
         if self.count:
             more = "" if self.count <= len(self.named) else f" and {self.count - len(self.named)} more"
             out.note(
-                f"semel: damaged, exported without what cannot be read: {'; '.join(self.named)}{more}; restore from a "
+                f"semel: damaged, exported without unreadable parts: {'; '.join(self.named)}{more}; restore from a "
                 "backup"
             )
 
