@@ -107,7 +107,7 @@ def test_a_handler_that_ends_the_transaction_of_a_preview_is_refused(place: Plac
         if inspect.isawaitable(done):
             await done
 
-    with pytest.raises(HandlerError, match=r"commit\(\) and rollback\(\) of its own.*row\.preview"):
+    with pytest.raises(HandlerError, match=r"must not call commit\(\) or rollback\(\).*row\.preview"):
         place.tell(imports.preview(csv_of(1), supplier="ACME"))
 
 

@@ -377,7 +377,7 @@ def test_wrong_declarations_are_refused_when_the_application_is_built(tmp_path: 
         declare(other)
     with pytest.raises(ConfigurationError, match="takes one Imports, not a list; call it once for each"):
         declare([shop.imports])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="two imports are named"):
+    with pytest.raises(ConfigurationError, match="duplicate imports"):
         declare()
     with pytest.raises(ConfigurationError, match="may must be"):
         declare(may=None)

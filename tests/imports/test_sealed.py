@@ -220,7 +220,7 @@ def test_a_key_that_is_missing_is_named_and_nothing_is_lost(here: Place, ring: d
     failed = here.tell(imports.job(job.id))
     assert failed is not None
     assert (failed.state, failed.error_code) == (ImportState.FAILED, "CONTENT_UNREADABLE")
-    assert ("its key is another one" if ring == {"2026": OLD} else "'2026'") in (failed.reason or "")
+    assert ("a different key of the same name" if ring == {"2026": OLD} else "'2026'") in (failed.reason or "")
     assert here.home.effects() == []
     set_ring(here, {"2027": NEW, "2026": NEW})
     here.tell(imports.retry(job.id, reason="the key is back", actor="olga"))

@@ -15,7 +15,7 @@ from semel.engine.sync_engine import Engine
 
 
 class BulkSummary(NamedTuple):
-    """One bulk. ``record`` None: it is forgotten, its items not yet. ``now`` by the store's clock."""
+    """One bulk. ``record`` is None once it is purged while its items remain. ``now`` is by the store's clock."""
 
     id: bytes
     tally: Tally
@@ -24,11 +24,11 @@ class BulkSummary(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """Whether a process is at it."""
+        """Return whether a process holds its lease."""
         return self.record is not None and self.record.state in OPEN_STATES and self.record.lease_until > self.now
 
     def document(self) -> dict[str, Json]:
-        """For machines, without its items."""
+        """Return the JSON document, without its items."""
         return {**bulk_names(self.record, self.id, self.now), **self.tally._asdict()}
 
     def standing(self) -> str:
@@ -37,7 +37,7 @@ class BulkSummary(NamedTuple):
 
 
 def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]:
-    """A page of bulks, the newest first. Raises ConfigurationError if the store is not a SQL database, and StoreError.
+    """Return a page of bulks, newest first. Raises ConfigurationError if the store is not SQL, and StoreError.
 
     Parameters: ``before`` the last id of the page before, or ``ANY_BULK``.
     """
@@ -52,7 +52,7 @@ def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]
 
 
 def find_bulk(engine: Engine, id: bytes) -> BulkSummary | None:
-    """The bulk of an operation id. Raises as :func:`newest_bulks`."""
+    """Return the bulk with this operation id. Raises as :func:`newest_bulks`."""
     items = Items(engine.store)
     tally = engine.perform("bulk", lambda: items.tally(id))
     if tally is None:
@@ -62,7 +62,7 @@ def find_bulk(engine: Engine, id: bytes) -> BulkSummary | None:
 
 
 def tally_line(tally: Tally) -> str:
-    """A tally in one line.
+    """Describe a tally in one line.
 
     >>> tally_line(Tally(4, 4, 3, 1, 0, 0))
     '4 of 4 items: 3 succeeded, 1 failed (0 may be retried), 0 unknown'

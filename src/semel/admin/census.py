@@ -1,9 +1,9 @@
 """Count open, UNKNOWN and new records of a store from a bounded number of its rows.
 
-Two pages are read, for a store of any size: the newest records, and those on the store's own list of records that
-need attention. Where there are more of the latter than a page holds, both UNKNOWN and open ones are read, so that
-neither hides the other. Nothing is counted over all rows: what was not read is not counted; the result says how much
-was read.
+For a store of any size, a census reads two pages: the newest records, and those on the store's own list of records
+that need attention. Where a page cannot hold all of the latter, it reads both UNKNOWN and open ones, so that neither
+hides the other. It never counts over all rows: it counts only the records that it reads, and reports how many those
+were.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Census:
     """The result of two bounded reads of a store, at its time ``now`` in microseconds.
 
     ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest
-    ones; None where these are all.
+    ones; None where there are no others.
     """
 
     now: int
@@ -44,43 +44,43 @@ class Census:
 
     @property
     def more_new(self) -> bool:
-        """Whether there are older records than those read."""
+        """Return whether there are older records than those read."""
         return self.older is not None
 
     @cached_property
     def unended(self) -> tuple[Record, ...]:
-        """Open and UNKNOWN records of both pages, each once."""
+        """Return the open and UNKNOWN records of both pages, each once."""
         found = {record.id: record for record in (*self.newest, *self.attention) if record.state in _UNENDED}
         return tuple(sorted(found.values(), key=lambda record: record.created_at))
 
     @cached_property
     def open(self) -> tuple[Record, ...]:
-        """Open records, the oldest first."""
+        """Return the open records, oldest first."""
         return tuple(record for record in self.unended if record.state in OPEN_STATES)
 
     @cached_property
     def lapsed(self) -> tuple[Record, ...]:
-        """Open records whose lease is over: no process runs them."""
+        """Return the open records whose lease has expired: no process runs them."""
         return tuple(record for record in self.open if has_lapsed(record, self.now))
 
     @cached_property
     def unknown(self) -> tuple[Record, ...]:
-        """Records whose outcome is UNKNOWN, the oldest first."""
+        """Return the UNKNOWN records, oldest first."""
         return tuple(record for record in self.unended if record.state == State.UNKNOWN)
 
     @cached_property
     def new_seconds(self) -> float | None:
-        """The age in seconds of the oldest of the newest records; None if there are none."""
+        """Return the age in seconds of the oldest of the newest records; None if there are none."""
         return self.age_seconds(min(self.newest, key=_creation_time)) if self.newest else None
 
     @property
     def new_per_second(self) -> float | None:
-        """The number of records created per second since then."""
+        """Return the number of records created per second since then."""
         seconds = self.new_seconds
         return None if seconds is None else len(self.newest) / max(seconds, 1.0)
 
     def age_seconds(self, record: Record) -> float:
-        """The age of a record in seconds."""
+        """Return the age of a record in seconds."""
         return max(self.now - record.created_at, 0) / 1_000_000
 
 
@@ -126,7 +126,7 @@ def what_was_read(seen: Census) -> str:
 
 
 def read_document(seen: Census) -> dict[str, Json]:
-    """The same for machines."""
+    """Return as JSON how much of the store a census read."""
     return {
         "newest": len(seen.newest),
         "attention": len(seen.attention),
@@ -137,7 +137,7 @@ def read_document(seen: Census) -> dict[str, Json]:
 
 
 def census_document(seen: Census) -> dict[str, Json]:
-    """A census for machines."""
+    """Return a census as JSON."""
     return {
         "at": time_text(seen.now),
         "read": read_document(seen),
@@ -169,7 +169,7 @@ def _round_millis(value: float | None) -> float | None:
 
 
 def census_lines(seen: Census) -> list[str]:
-    """A census for people."""
+    """Return the lines of text that describe a census."""
     rate, more = seen.new_per_second, " or more" if seen.more else ""
     new = "none" if rate is None else f"{rate:.1f} a second, over {span_text(int((seen.new_seconds or 0) * 1e6))}"
     return [
@@ -192,7 +192,7 @@ def _oldest_text(seen: Census, records: Sequence[Record]) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """The records of one operation, caller or doubt, of those that a census has read."""
+    """The records of one operation, caller or doubt that a census has read."""
 
     name: str
     open: int
@@ -204,7 +204,7 @@ class Group:
     operations: tuple[str, ...]
 
     def document(self) -> dict[str, Json]:
-        """A group for machines, without its name."""
+        """Return the group as JSON, without its name."""
         return {
             "open": self.open,
             "lapsed": self.lapsed,
@@ -225,9 +225,9 @@ BY: Final = tuple(_NAMES)
 
 
 def groups(seen: Census, by: str) -> list[Group]:
-    """The records of a census in groups, those with the most UNKNOWN, lapsed and new records first.
+    """Group the records of a census: groups with the most UNKNOWN, lapsed and new records come first.
 
-    Parameters: ``by`` is ``operation``, ``caller`` or ``doubt``; by doubt there are UNKNOWN records alone.
+    Parameters: ``by`` is ``operation``, ``caller`` or ``doubt``; ``doubt`` groups only UNKNOWN records.
     """
     name = _NAMES[by]
     unknown, lapsed, open_ = _by(seen.unknown, name), Counter(map(name, seen.lapsed)), Counter(map(name, seen.open))

@@ -1,6 +1,6 @@
 """Make damaged records readable for operators: replace values that no store wrote.
 
-For showing only. What becomes of an attempt is decided on the record as it is, where such a one is Unreadable.
+For display only. The rules decide an attempt on the record as it is stored, where a damaged one is Unreadable.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _KINDS: Final = {name: getattr(kind, "__args__", (kind,)) for name, kind in get_
 
 
 def is_damaged(record: Record) -> bool:
-    """Whether the record holds a value that Semel never writes."""
+    """Return whether the record holds a value that Semel never writes."""
     return not is_sound(record) or state_of(record) is None
 
 
 def repair(record: Record) -> Record:
-    """The record with a value of the right type in every column; as it is where it is sound.
+    """Return the record with a value of the right type in every column; an undamaged record is returned unchanged.
 
-    A state that no Semel writes stays as it is; elsewhere the state says that something is damaged.
+    A state that Semel never writes is kept; damage in another column shows in the state.
     """
     if is_sound(record):
         return record

@@ -16,7 +16,7 @@ from semel.steps.doubts import step_of
 
 
 def state_name(record: Record, now: int) -> str:
-    """The state's name; EXPIRED where the answer's retention is over, which no store ever writes."""
+    """Return the state's name; EXPIRED, which no store ever writes, where the answer's retention is over."""
     expired = record.state in ANSWERED_STATES and record.answer_until is not None and record.answer_until <= now
     return "EXPIRED" if expired else _name(State, record.state)
 
@@ -26,7 +26,7 @@ RETRYABLE: Final = "RETRYABLE"
 
 
 def state_label(name: str) -> str:
-    """A state's name for people; machines get the name that is stored.
+    """Return a state's name for people; JSON has the stored name.
 
     >>> state_label("FAILED_NOT_REPLAYABLE"), state_label("UNKNOWN")
     ('RETRYABLE', 'UNKNOWN')
@@ -35,7 +35,7 @@ def state_label(name: str) -> str:
 
 
 def _name(kind: type[IntEnum], value: int) -> str:
-    """The name of a stored number; a damaged record must still be shown."""
+    """Return the name of a stored number, also of a damaged record's, which must still be shown."""
     try:
         return kind(value).name
     except ValueError:
@@ -43,19 +43,19 @@ def _name(kind: type[IntEnum], value: int) -> str:
 
 
 def has_lapsed(record: Record, now: int) -> bool:
-    """Whether an open record's lease is over."""
+    """Return whether an open record's lease has expired."""
     return record.state in (State.CLAIMED, State.PROCESSING) and record.lease_until <= now
 
 
 def is_unknown_by_lapse(record: Record) -> bool:
-    """Whether a record is UNKNOWN because its holder stopped renewing its lease."""
-    # A step's doubt with a cause was stated by its holder.
+    """Return whether a record is UNKNOWN because its holder stopped renewing its lease."""
+    # A step's doubt with a cause is no lapse: its holder recorded it.
     by_step = step_of(record.doubt) is not None and record.error_code is None
     return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
 
 
 def time_text(microseconds: int | None) -> str | None:
-    """A store's time in RFC 3339, or None for none. Times no calendar holds stay numbers."""
+    """Format a store's time in RFC 3339, or None for None. Times beyond the calendar's range stay numbers."""
     if not microseconds:
         return None
     try:
@@ -66,7 +66,7 @@ def time_text(microseconds: int | None) -> str | None:
 
 
 def row_document(record: Record, now: int) -> dict[str, Json]:
-    """One record of a list, for machines."""
+    """Return one record of a list as JSON."""
     record = repair(record)
     return {
         "operationId": uuid_text(record.operation_id),
@@ -85,7 +85,7 @@ def row_document(record: Record, now: int) -> dict[str, Json]:
 
 
 def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, Json]:
-    """Everything an operator may see of one record. Never a key, a request or an answer's body."""
+    """Return everything that an operator may see of one record: never a key, a request or an answer's body."""
     record = repair(record)
     return {
         **row_document(record, now),
@@ -115,13 +115,13 @@ def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, J
 
 
 def key_text(record: Record) -> str:
-    """The key that a record's answer is sealed under, for people."""
+    """Describe the key that a record's answer is sealed under."""
     name = None if record.body is None else key_name(record.body)
     return "a key" if name is None else f"the key {name!r}"
 
 
 def audit_document(line: Audit) -> dict[str, Json]:
-    """One line of the audit trail."""
+    """Return one line of the audit trail as JSON."""
     return {"at": time_text(line.at), "actor": line.actor, "action": line.action, "reason": line.reason}
 
 

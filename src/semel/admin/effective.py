@@ -1,7 +1,7 @@
 """The settings in force for a store and each operation, each with its source.
 
-Of an application it is what was declared; of records it is what they were made under, because a policy is stored
-with its record and no later declaration changes it.
+For an application these are the declared settings; for records, the ones that they were made under: a policy is
+stored with its record, and no later declaration changes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """The value for people."""
+        """Return the value as text for people."""
         return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
@@ -58,11 +58,11 @@ class Effective:
     records: int | None = None
 
 
-# --- what an application declares ---------------------------------------------------------------
+# --- an application's declarations ---------------------------------------------------------------
 
 
 def of_application(spec: str) -> tuple[list[Effective], list[Setting]]:
-    """The operations that an application declares, and the settings of its stores. Raises UsageFailed."""
+    """Return the operations that an application declares, and the settings of its stores. Raises UsageFailed."""
     found = declarations(spec)
     backends = {id(each.engine.backend): each.engine.backend for each in found if each.engine is not None}
     settings = [setting for backend in backends.values() for setting in _backend(backend, "application")]
@@ -91,7 +91,7 @@ def _from_declaration(each: Declaration) -> Effective:
 
 
 def _options(policy: Policy | BulkPolicy, default: Policy | BulkPolicy) -> Iterator[Setting]:
-    """All options. An option declared with its default value looks like an undeclared one."""
+    """Return all options. An option declared with its default value looks like an undeclared one."""
     for field in fields(policy):
         if field.init:
             value = getattr(policy, field.name)
@@ -107,7 +107,7 @@ def _surface(surface: HttpSettings) -> Iterator[Setting]:
 
 
 def plain(value: Any) -> Json:
-    """A setting's value as JSON has it: sets sorted, types and recipes by their names.
+    """Convert a setting's value to JSON: sets sorted, types and recipes by their names.
 
     >>> plain(Effects.ATOMIC), plain(frozenset({503, 502})), plain((KeyError,)), plain(None)
     ('atomic', [502, 503], ['KeyError'], None)
@@ -125,11 +125,11 @@ def plain(value: Any) -> Json:
     return str(getattr(value, "id", None) or value)  # a recipe has an id
 
 
-# --- what records carry -------------------------------------------------------------------------
+# --- the policies of records -------------------------------------------------------------------------
 
 
 def of_records(engine: Engine, limit: int) -> list[Effective]:
-    """The policies under which the newest records were made, each operation's newest first."""
+    """Return the policies under which the newest records were made, each operation's newest first."""
     counts: dict[tuple[Any, ...], int] = {}
     firsts: dict[tuple[Any, ...], Record] = {}
     seen = 0
@@ -155,14 +155,14 @@ def _dedup_us(record: Record) -> int:
 
 
 def _deadline_us(record: Record) -> int | None:
-    """The handler's time limit; only the record of a first start holds it."""
+    """Return the handler's time limit; only the record of a first start holds it."""
     again = record.effects == Effects.IDEMPOTENT and record.attempt > 1
     return None if again else record.deadline_at - record.first_started_at
 
 
 def _from_record(engine: Engine, record: Record, count: int) -> Effective:
     known = {int(effects) for effects in Effects}
-    effects = Effects(record.effects) if record.effects in known else Effects.EXTERNAL  # damaged: the careful reading
+    effects = Effects(record.effects) if record.effects in known else Effects.EXTERNAL  # damaged: assume the worst
     new = record.after_expiry == AfterExpiry.NEW
     deadline = _deadline_us(record)
     lives = (record.lease_us, deadline or 0, _dedup_us(record), record.attempts_max)
@@ -175,7 +175,7 @@ def _from_record(engine: Engine, record: Record, count: int) -> Effective:
         items="undeclared" if bulk else None,
     )
     values: dict[str, Json] = {
-        "effects": None if bulk else effects.name.lower(),  # the record's own; of its items it tells nothing
+        "effects": None if bulk else effects.name.lower(),  # the record's own effects; it says nothing of its items'
         "fingerprint": bulk_kind(record.recipe),
         "lease_seconds": record.lease_us / SECOND_US,
         "deadline_seconds": None if deadline is None else deadline / SECOND_US,
@@ -196,7 +196,7 @@ def _from_record(engine: Engine, record: Record, count: int) -> Effective:
 
 
 def store_settings(engine: Engine, options: argparse.Namespace) -> list[Setting]:
-    """The settings of a store that is open."""
+    """Return the settings of an open store."""
     identity = engine.perform("identity", engine.store.identity)
     assert identity is not None  # it was opened
     pending = pending_of(engine.store, identity)

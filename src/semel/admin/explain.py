@@ -1,7 +1,7 @@
 """Explain the state of a key in sentences: what happened, what the next attempt would get, and what to do.
 
-What an attempt would get is asked of the rules themselves, with the record as it is and the store's time; nothing
-here decides anything, and nothing is written.
+The rules themselves answer what an attempt would get, from the record as it is stored and the store's time. This
+module decides nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NextAttempt:
     verdict: str
     why: str
     meaning: str
-    answer: dict[str, Json] | None  # the problem document's members that a client acts upon, over HTTP
+    answer: dict[str, Json] | None  # the problem document's members that an HTTP client acts upon
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Story:
     client: str
 
     def document(self) -> dict[str, Json]:
-        """The story for machines."""
+        """Return the story as JSON."""
         return {
             "happened": self.happened,
             "sameRequest": _attempt_document(self.same),
@@ -95,7 +95,7 @@ def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
 
 
 def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None, job: Job | None = None) -> Story:
-    """The story of a record, read whole, at the store's time ``now`` (microseconds).
+    """Return the story of a record, read whole, at the store's time ``now`` (microseconds).
 
     Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them; ``job`` the import whose
     rows it holds, as :func:`semel.admin.settling.read_import` reads it.
@@ -117,7 +117,7 @@ def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None
 
 
 def _tell_import(record: Record, audit: Sequence[Audit], now: int, same: NextAttempt, job: Job) -> Story:
-    """The story of the rows of an import: no client has its key, and a process of the service runs it again."""
+    """Tell the story of an import's rows: no client has the key, and a process of the service runs it again."""
     id, state, lapse_us = uuid_text(job.id), ImportState(job.state), now - max(job.next_at, job.created_at)
     happened = [*_beginning(record, now), _standing(record, now), *_settlers(audit, now)]
     happened.append(f"It holds the rows of the import {id} ({job.key}), which is {state.name}.")
@@ -142,8 +142,8 @@ def _tell_import(record: Record, audit: Sequence[Audit], now: int, same: NextAtt
 
 
 def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
-    """The outcome of an attempt with the record's own scope, key and recipe. The record may be damaged."""
-    row = repair(record)  # the claim needs terms of some kind; the rules meet the record as it is
+    """Return the outcome of an attempt with the record's own scope, key and recipe. The record may be damaged."""
+    row = repair(record)  # the claim needs some terms; the rules get the record as it is
     try:
         state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)
     except ValueError:
@@ -213,7 +213,7 @@ def _beginning(record: Record, now: int) -> list[str]:
 
 
 def _effects(record: Record) -> str:
-    """The effects in words. Those of a list are its items', which the record does not have."""
+    """Describe the effects in words. A bulk's effects are its items', which its record does not hold."""
     if is_bulk(record.recipe):
         return "a list: each item has the effects that its declaration says"
     try:
@@ -312,7 +312,7 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
 
 
 def _between_steps(record: Record, id: str, listed: object) -> list[str]:
-    """A command between its steps: a client with the key continues it; without one, an operator can end it."""
+    """Explain a command between its steps: a client with the key continues it; otherwise an operator can end it."""
     steps: Steps = ()
     recorded = ["No step has begun."]
     try:

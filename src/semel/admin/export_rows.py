@@ -1,6 +1,6 @@
-"""Records, and rows beside them, as `semel export` writes them: operations, bulks and items, events, imports.
+"""The rows that `semel export` writes: records, operations, bulks and items, events, imports.
 
-What an event or an item holds leaves only where it is asked for, as a record's answer does; a request never.
+Payloads of events and details of items are exported only on request, as are stored answers; requests never are.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.tables import BULKS, EVENTS, IMPORTS, ITEMS, MESSAGES, OPERATIONS, Noun
 
 Document = dict[str, Json]
-Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
+Damaged = Callable[[str, str], None]  # a row's name, and its damage
 Values = Mapping[str, Any]
-# What `show` prints and an export does not: with a fingerprint one may try out requests.
+# Printed by `show` but never exported: a fingerprint allows testing guesses of a request.
 _LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
 
 
 def document_of(record: Record, now: int) -> dict[str, Json]:
-    """A record for export: the fields of `show`, without those that depend on the time and without the fingerprint."""
+    """Return a record for export: the fields of `show` without the fingerprint and those that depend on the time."""
     return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
 
 
 def answer_document(record: Record, sealer: Seals | None = None, damaged: Damaged | None = None) -> dict[str, Json]:
-    """The stored answer; a body that is not a text comes in base64. Empty where none is stored, or it is damaged.
+    """Return the stored answer, a body that is not text in base64. Empty where none is stored, or it is damaged.
 
-    A sealed one stays sealed, in base64 with the name of its key, unless a ``sealer`` is given that opens it;
-    ``damaged`` is called where it cannot.
+    A sealed answer stays sealed, in base64 with the name of its key, unless a ``sealer`` opens it;
+    ``damaged`` is called where the sealer cannot.
     """
     answer = answer_of(record)
     if answer is None:
@@ -71,9 +71,9 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
 
 
 def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:
-    """Every row of a kind, one page at a time; calls ``damaged`` for each unreadable row.
+    """Yield every row of a kind, one page at a time; calls ``damaged`` for each unreadable row.
 
-    Raises UsageFailed where the store can have none.
+    Raises UsageFailed where the store cannot hold this kind.
     """
     if not is_kept_by(engine.store):
         raise UsageFailed(f"--of {kind} needs a SQL database: other stores have none")
@@ -89,7 +89,7 @@ def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) ->
 
 
 def row_name(kind: str, values: Values) -> str:
-    """A row's name for people, whether damaged or not."""
+    """Return a row's name for people, whether damaged or not."""
     match kind:
         case "events":
             return f"event {values['id']}"
@@ -104,7 +104,7 @@ def row_name(kind: str, values: Values) -> str:
 
 
 def columns(kind: str, *, contents: bool) -> list[str]:
-    """The names of the exported columns of a kind."""
+    """Return the names of the exported columns of a kind."""
     noun, shown = KINDS[kind]
     empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
     empty |= {"id": bytes(16), "sha256": b""} if kind == "imports" else {}
@@ -226,7 +226,7 @@ def _state_name(kind: type[IntEnum], value: int) -> str:
 
 
 def _bytes(name: str, value: bytes | None) -> Document:
-    """Bytes as text, or in base64 where they are none."""
+    """Return bytes as text, or in base64 where they are not text."""
     try:
         return {name: None if value is None else value.decode(), f"{name}Base64": None}
     except UnicodeDecodeError:

@@ -34,7 +34,7 @@ def _state(text: str) -> State:
 
 
 def query_of(options: argparse.Namespace) -> Find:
-    """The filters as a query, without a limit."""
+    """Return the filters as a query, without a limit."""
     return Find(
         states=tuple(options.state),
         tenant=options.tenant,
@@ -45,7 +45,7 @@ def query_of(options: argparse.Namespace) -> Find:
 
 
 def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
-    """Read every page of a query, newest first, one page in memory at a time. Damaged records come repaired."""
+    """Read every page of a query, newest first, one page in memory at a time. Damaged records are repaired."""
     before = query.before
     while True:
         asked = query._replace(limit=size, before=before)
@@ -59,7 +59,7 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
 def find_bounded(engine: Engine, query: Find) -> Found:
     """Find one page of matching records among a bounded number of records, for a store of any size.
 
-    Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.
+    Even where the page is not full, ``next_before`` leads on to the records that were not read yet.
     """
     if query.lapsed and not query.states:
         query = query._replace(states=tuple(sorted(OPEN_STATES)))

@@ -1,7 +1,7 @@
 """Find one record by an operation id, a key in its scope, or the beginning of an id.
 
-A whole operation id, a whole record id and a key with its whole scope are one read. Anything else walks the store,
-newest first, with a page at a time in memory: on a large store give what you know of the scope.
+A whole operation id, a whole record id, or a key with its whole scope takes one read. Anything else walks the store,
+newest first, with one page in memory at a time: on a large store, give what you know of the scope.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey
 from semel.keys import parse_key
 
-SHOWN_MAX: Final = 5  # of several matching records, so many are named
+SHOWN_MAX: Final = 5  # matching records named in a message at most
 PREFIX_LENGTH_MIN: Final = 6
 _PREFIX: Final = re.compile(rf"[0-9a-fA-F-]{{{PREFIX_LENGTH_MIN},36}}").fullmatch
 
@@ -29,7 +29,7 @@ Matching = Callable[[Record], bool]
 
 
 def key_of(text: str, name: str) -> str:
-    """A key as a client sends it, quoted or bare. Raises UsageFailed, naming the argument."""
+    """Parse a key as a client sends it, quoted or bare. Raises UsageFailed, naming the argument."""
     try:
         return parse_key((text.encode("utf-8", "surrogateescape"),))
     except InvalidKey as error:
@@ -37,14 +37,14 @@ def key_of(text: str, name: str) -> str:
 
 
 def find_key(engine: Engine, scope: Scope, key: str) -> Record | None:
-    """The record of a key in its whole scope."""
+    """Read the record of a key in its whole scope."""
     id = record_id(scope, key, engine.core.id_secret)
     [record] = engine.perform("read", lambda: engine.store.read((id,)))
     return record
 
 
 def check_beginning(text: str, name: str) -> None:
-    """Raise UsageFailed, naming the argument, where a text is not a beginning of a record's name."""
+    """Raise UsageFailed, naming the argument, where a text cannot be the beginning of a record's name."""
     if not is_beginning(text):
         raise UsageFailed(
             f"{name} must be an operation id (a UUID) as `semel list` shows it, or at least {PREFIX_LENGTH_MIN} hex "
@@ -54,9 +54,9 @@ def check_beginning(text: str, name: str) -> None:
 
 
 def find_named(engine: Engine, text: str, options: argparse.Namespace, name: str) -> Record:
-    """The one record whose operation id, record id or key hash begins so.
+    """Find the only record whose operation id, record id or key hash begins with a text.
 
-    Raises NotFound, and CommandFailed where several records fit.
+    Raises NotFound, and CommandFailed where several records match.
     """
     whole = by_whole_id(engine, text)
     if whole is not None:
@@ -68,12 +68,12 @@ def find_named(engine: Engine, text: str, options: argparse.Namespace, name: str
 
 
 def is_beginning(text: str) -> bool:
-    """Whether a text may be the beginning of an operation id, a record id or a key hash."""
+    """Return whether a text may be the beginning of an operation id, a record id or a key hash."""
     return _PREFIX(text) is not None
 
 
 def by_whole_id(engine: Engine, text: str) -> Record | None:
-    """The record of a whole operation id or record id, by one read each."""
+    """Find the record of a whole operation id or record id, by one read each."""
     raw = uuid_bytes(text)
     if raw is None or len(raw) != ID_BYTES:
         return None
@@ -89,7 +89,7 @@ def _by_operation(engine: Engine, operation_id: bytes) -> Record | None:
 
 
 def begins_with(text: str) -> Matching:
-    """Matches records one of whose names begins so, whether written with dashes or without."""
+    """Return a test for records with a name that begins with a text, with or without dashes."""
     plain = text.lower().replace("-", "")
     return lambda record: (
         record.operation_id.hex().startswith(plain)
@@ -99,7 +99,7 @@ def begins_with(text: str) -> Matching:
 
 
 def carries(engine: Engine, key: str) -> Matching:
-    """Matches records of this key in any scope."""
+    """Return a test for records of this key in any scope."""
     hash = key_hash(key, engine.core.id_secret)
     return lambda record: record.key_hash == hash
 
@@ -124,7 +124,7 @@ def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Ite
 
 
 def the_one(engine: Engine, found: list[Record], name: str) -> Record:
-    """The only record found, read whole. Raises CommandFailed where there are several, naming them."""
+    """Return the only record found, read whole. Raises CommandFailed, naming them, where there are several."""
     if len(found) > 1:
         more = "" if len(found) <= SHOWN_MAX else " and more"
         raise CommandFailed(
@@ -132,12 +132,12 @@ def the_one(engine: Engine, found: list[Record], name: str) -> Record:
             "give one's operation id, or narrow with --tenant, --caller and --operation"
         )
     [record] = engine.perform("read", lambda: engine.store.read((found[0].id,)))
-    if record is None:  # it was forgotten between the two looks
+    if record is None:  # it was purged between the two reads
         raise NotFound(f"{name} no longer names a record; see: semel list")
     return record
 
 
 def name_of(record: Record) -> str:
-    """A record's operation id and scope, for people."""
+    """Describe a record by its operation id and scope."""
     record = repair(record)
     return f"{uuid_text(record.operation_id)} ({record.operation} of {record.tenant}/{record.caller})"

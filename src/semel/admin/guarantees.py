@@ -1,10 +1,10 @@
 """The guarantee level of an operation on a store: the invariants that hold, and why.
 
-What becomes of a command whose holder crashes is asked of the rules, as the page of guarantees does; what a store
-survives is what it declares and the conformance suite checks. Names and order are that page's.
+The rules answer what becomes of a command whose holder crashes, as on the page of guarantees. What a store survives
+is what it declares and the conformance suite checks. Names and order are those of that page.
 
-A bulk promises something else of its items. Its record says nothing of their effects, which only the application that
-declares them knows: what records alone tell is never more than holds for each kind.
+A bulk makes other promises about its items. Its record does not hold their effects; only the application's declaration
+does. From records alone, this module therefore claims only what holds for every kind of effects.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Ground:
 
 
 def after_crash(terms: Terms) -> Rule:
-    """The rules' verdict for the first attempt after a holder has lapsed."""
+    """Return the rules' verdict for the first attempt after a holder's lease has lapsed."""
     claim = Claim(bytes(16), bytes(16), Scope("t", "c", "o"), bytes(8), "r", bytes(32), bytes(16), "holder", terms)
     row = grant_row(None, claim, first_grant(claim, NOW))
     again = claim._replace(nonce=bytes(15) + b"\x01")
     if terms.effects == Effects.ATOMIC:
-        return TABLE[situation(None, again, row.lease_until)]  # the record goes back with its transaction
+        return TABLE[situation(None, again, row.lease_until)]  # the record is rolled back with its transaction
     return TABLE[situation(row._replace(answer_kind=AnswerKind.NONE), again, row.lease_until)]
 
 
 def level(ground: Ground) -> str:
-    """The guarantee in one sentence."""
+    """Describe the guarantee in one sentence."""
     text = _level(ground.terms) if ground.items is None else level_of_items(ground.items, ground.terms)
     if not ground.capabilities.survives_process_crash:
         text += "; only until this process ends"
@@ -86,7 +86,7 @@ def _level(terms: Terms) -> str:
 
 
 def promises(ground: Ground) -> list[Promise]:
-    """The invariants in their order."""
+    """Return the invariants in their order."""
     if ground.items is None:
         effect, rerun, progress = _one_effect(ground), _no_blind_rerun(ground), _progress(ground)
     else:
@@ -113,7 +113,7 @@ def promises(ground: Ground) -> list[Promise]:
 
 
 def _durable(ground: Ground, name: str, why: str) -> Promise:
-    """A promise that is as durable as the store."""
+    """Return a promise that is as durable as the store."""
     if not ground.capabilities.survives_process_crash:
         return Promise(name, "limited", f"{why}; but this store loses everything when its process ends")
     if ground.weak_sync:
@@ -183,7 +183,7 @@ def _tombstone(ground: Ground) -> str:
 
 
 def caveats(ground: Ground) -> list[str]:
-    """Conditions that weaken every guarantee of the operation."""
+    """Return the conditions that weaken every guarantee of the operation."""
     found = []
     if ground.key_optional:
         found.append("the key is optional: a request without one is not protected, and counted as `unprotected`")
@@ -195,7 +195,7 @@ def caveats(ground: Ground) -> list[str]:
 
 
 def level_of_items(items: ItemEffects, terms: Terms) -> str:
-    """The guarantee of a bulk in one sentence."""
+    """Describe the guarantee of a bulk in one sentence."""
     match items:
         case "atomic":
             return f"{_LIST}: exactly one committed effect of each"
@@ -211,7 +211,7 @@ def level_of_items(items: ItemEffects, terms: Terms) -> str:
 
 
 def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promise]:
-    """I1, I4 and I6, which are about items here."""
+    """Return I1, I4 and I6, which are about items here."""
     return (
         _one_effect_of_items(items),
         _no_blind_rerun_of_items(items, terms),

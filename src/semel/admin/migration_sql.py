@@ -1,4 +1,4 @@
-"""The SQL that `semel migrate` would run, for a database administrator. Nothing is run here."""
+"""The SQL that `semel migrate` would run, for a database administrator. This module does not run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_TABLES = ((0,),)  # of Semel's are there
 
 
 def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
-    """The statements that are missing in the engine's database, each without its semicolon; none: it is up to date.
+    """Return the statements that bring the engine's database up to date, without semicolons; none if it is.
 
     Parameters: ``engine`` on a SQL store, open or not; ``schema`` where Semel's tables are, if not on the search_path
     of the role that runs them.
@@ -36,18 +36,18 @@ def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
     lines: list[str] = []
     try:
         engine.perform("migrate", lambda: _plan(engine, kind, lines))
-    except SchemaError:  # a file of SQLite's that does not exist yet, and is not made by this
+    except SchemaError:  # a SQLite file that does not exist yet; this must not create it
         perform(_plan(engine, kind, lines), lambda needed: _NO_TABLES)
     if not lines:
         return []
-    within = [] if kind == "mariadb" else ["BEGIN"]  # no transaction of MariaDB's holds a CREATE TABLE
+    within = [] if kind == "mariadb" else ["BEGIN"]  # MariaDB commits at each CREATE TABLE
     if schema is not None:
         within.append(f"SET LOCAL search_path TO {schema}")
     return [*within, *lines, *(["COMMIT"] if kind != "mariadb" else [])]
 
 
 def _plan(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
-    """The store's own migration, of which only what reads is performed."""
+    """Drive the store's own migration, performing only its reads."""
     flow = engine.store.migrate(*engine.core.first_identity())
     try:
         needed: Ask[Any] = next(flow)
@@ -61,7 +61,7 @@ def _plan(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
 
 
 def _sql_lines(needed: Ask[Any], kind: str) -> Iterator[str]:
-    """The writing statements of a request, as text."""
+    """Yield the writing statements of a request, as text."""
     if isinstance(needed, Script):
         yield from needed.statements
     elif isinstance(needed, (Query, Execute)) and not needed.statement.text.lstrip().startswith(_READS):

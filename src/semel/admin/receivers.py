@@ -17,9 +17,9 @@ PAGE: Final = 500
 
 
 class Behind(NamedTuple):
-    """A receiver for which something waits or is parked; ``reason``: why its oldest copy was refused, where it was.
+    """A receiver with waiting or parked events; ``reason``: why its oldest copy was refused, if it was.
 
-    ``disabled``: it has answered 410 Gone, and nothing is sent to it.
+    ``disabled``: it has answered 410 Gone, and relays send it nothing.
     """
 
     receiver: str
@@ -28,7 +28,7 @@ class Behind(NamedTuple):
     disabled: bool = False
 
     def document(self) -> dict[str, Json]:
-        """For machines."""
+        """Return the receiver as JSON."""
         return {
             "receiver": self.receiver,
             "waiting": self.depth.waiting,
@@ -40,9 +40,9 @@ class Behind(NamedTuple):
 
 
 def receivers_behind(engine: Engine) -> tuple[list[Behind], int]:
-    """The receivers that something waits for, the slowest first, and for how long the oldest other event waits.
+    """Return the receivers with waiting events, slowest first, and how long the oldest other event has waited.
 
-    That is in microseconds, and 0 where no other event waits. Looks at every event that is not published.
+    That time is in microseconds, 0 where no other event waits. Reads every unpublished event.
 
     Raises ConfigurationError where the store has no outbox, and StoreError.
     """
@@ -55,7 +55,7 @@ def receivers_behind(engine: Engine) -> tuple[list[Behind], int]:
         for topic, depth in (yield from events.topics(TOPICS_MAX)):
             name = receiver_of(topic)
             first = (yield from events.find(0, 1, parked=False, topic=topic)) if name is not None else []
-            # A topic of one's own may be called so: a copy names its receiver.
+            # An application's own topic may have such a name; only a copy names its receiver.
             if name is not None and (not first or dict(first[0].event.headers).get(RECEIVER) == name):
                 reason = next((each.damage or each.reason for each in first), None)
                 behind.append(Behind(name, depth, reason, topic in disabled))

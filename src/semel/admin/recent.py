@@ -1,8 +1,8 @@
 """The last hour of a store, and how late its purge is: both from a bounded number of rows, for a store of any size.
 
-Lists of every store lead from a cursor to older records, and cursors only grow. The oldest records are found by
-bisection. Where more records came within the hour than a census reads, samples at equal distances between two cursors
-say how dense they lie there, and the sum over the samples is how many there were: an estimate, and marked as one.
+In every store a list leads from a cursor to older records, and cursors only grow, so bisection finds the oldest
+records. Where the hour has more records than a census reads, samples at equal distances between two cursors measure
+their density. The sum over the samples is the number of records: an estimate, marked as one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from semel.core.timing import PURGE_GRACE_US, may_drop_answer, may_forget, span_
 from semel.engine.sync_engine import Engine
 
 HOUR_US: Final = 3_600_000_000
-LATE_SECONDS: Final = 2 * 3600  # a reaper purges hourly: records that two purges left show that no reaper is running
+LATE_SECONDS: Final = 2 * 3600  # a reaper purges hourly: records left by two purges show that no reaper is running
 BARS: Final = 30  # of two minutes
 SAMPLES: Final = 20
 SAMPLE: Final = 20  # records of each
 OLDEST: Final = 50
 PROBES_MAX: Final = 64
-REFINED: Final = 4  # bisections behind the first cursor that is older than the hour
+REFINED: Final = 4  # bisections after the first cursor that is older than the hour
 _LOOKS: Final = 1_000  # records that a store without SQL may look at for one probe
 
 
 class Stretch(NamedTuple):
-    """So many records between two times, in microseconds."""
+    """A number of records between two times, in microseconds."""
 
     begin: int
     end: int
@@ -41,8 +41,8 @@ class Stretch(NamedTuple):
 class LastHour:
     """The number of records created in each thirtieth of the last hour, oldest first.
 
-    Parameters: ``new`` all of them, ``estimated``: from samples; ``unended`` those of the census that are UNKNOWN or
-    have lapsed, by when they were created.
+    Parameters: ``new`` all of them, ``estimated``: from samples; ``unended`` the UNKNOWN or
+    lapsed records of the census, by their time of creation.
     """
 
     new: tuple[int, ...]
@@ -50,7 +50,7 @@ class LastHour:
     estimated: bool
 
     def document(self) -> dict[str, Json]:
-        """For machines."""
+        """Return the counts as JSON."""
         return {
             "seconds": HOUR_US // 1_000_000,
             "newRecords": sum(self.new),
@@ -68,7 +68,7 @@ class PurgeLag(NamedTuple):
 
 
 def last_hour(engine: Engine, seen: Census) -> LastHour:
-    """The hour before a census. Raises StoreError.
+    """Count the records of the hour before a census. Raises StoreError.
 
     Reads at most about a hundred pages of :data:`SAMPLE` records beside the census.
     """
@@ -85,7 +85,7 @@ def last_hour(engine: Engine, seen: Census) -> LastHour:
 def purge_lag(engine: Engine, seen: Census) -> PurgeLag:
     """Measure the delay of the purge by the oldest records. Raises StoreError.
 
-    An answer may go when its retention and ten minutes are over, and so may its record.
+    A purge may drop an answer, or its record, ten minutes after its retention has ended.
     """
     oldest = seen.newest if seen.older is None else _oldest(engine, seen.older)
     late = [late_us for record in oldest if (late_us := _late_us(record, seen.now)) is not None]
@@ -93,7 +93,7 @@ def purge_lag(engine: Engine, seen: Census) -> PurgeLag:
 
 
 def _late_us(record: Record, now: int) -> int | None:
-    """For how long the purge has left this record, or its answer; None where nothing is late."""
+    """Return how long this record, or its answer, has been overdue for a purge; None if it is not."""
     if record.forget_after is not None and may_forget(record.forget_after, now):
         over = record.forget_after
         if record.answer_until is not None and record.answer_kind in STORED_ANSWERS:
@@ -115,7 +115,7 @@ def _before(engine: Engine, cursor: int, limit: int) -> Found:
 
 
 def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
-    """The oldest records; as many as are between two probes where they lie too close."""
+    """Return the oldest records; where they lie too close for bisection, those between two probes."""
     page = _before(engine, newer, OLDEST)
     found, low, high = page.records, 0, newer
     begin, is_far = page.next_before or newer, False
@@ -128,7 +128,7 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
             high = min(high, page.next_before or high)
         if high - low <= 1:
             break
-        if is_far and high - step > low:  # ever larger steps, until there is nothing before
+        if is_far and high - step > low:  # ever larger steps, until no older record exists
             probe, step = high - step, step * 4
         else:
             probe = (low + high) // 2
@@ -151,7 +151,7 @@ def _estimate(engine: Engine, newest: int, begin: int) -> list[Stretch]:
         older = pages[number + 1].records
         end = older[0].created_at if older else begin
         reach = page.next_before
-        if reach is None or reach <= cursors[number + 1]:  # the sample reaches to the next one
+        if reach is None or reach <= cursors[number + 1]:  # the sample reaches the next one
             found += [
                 Stretch(each.created_at, each.created_at, 1.0)
                 for each in page.records
@@ -165,7 +165,7 @@ def _estimate(engine: Engine, newest: int, begin: int) -> list[Stretch]:
 
 
 def _cursor_at(engine: Engine, newest: int, begin: int) -> int:
-    """A cursor whose next record is about as old as ``begin``, and not younger; the end where none is."""
+    """Return a cursor whose next record is about as old as ``begin`` and not younger; the end if there is none."""
     page = _before(engine, newest, SAMPLE)
     high, low = newest, 0
     step = max(newest - (page.next_before or 0), 1)
@@ -205,12 +205,12 @@ def _bars(stretches: Iterable[Stretch], now: int) -> tuple[int, ...]:
 
 
 def recent_document(hour: LastHour, lag: PurgeLag) -> dict[str, Json]:
-    """Both for machines."""
+    """Return the last hour and the purge's delay as JSON."""
     return {"lastHour": hour.document(), "purgeLagSeconds": round(lag.seconds, 3), "oldestRead": lag.looked}
 
 
 def recent_lines(hour: LastHour, lag: PurgeLag) -> list[str]:
-    """Both for people."""
+    """Return the lines of text that describe the last hour and the purge's delay."""
     about = "about " if hour.estimated else ""
     return [
         f"an hour  {about}{sum(hour.new)} new records, {sum(hour.unended)} UNKNOWN or lapsed",

@@ -19,13 +19,13 @@ PAGE: Final = 1000
 
 
 def left_to_operators(engine: Engine, records: Sequence[Record]) -> set[bytes]:
-    """The ids of those that reconcilers gave up on."""
+    """Return the ids of the records that reconcilers gave up on."""
     found = _load_standings(engine, [record for record in records if record.state == State.UNKNOWN])
     return {id for id, standing in found.items() if standing.gave_up_at is not None}
 
 
 def standing_of(engine: Engine, record: Record) -> Standing | None:
-    """The progress of one record's reconciliation; None if it has not begun."""
+    """Return the progress of one record's reconciliation; None if it has not begun."""
     return _load_standings(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
 
 
@@ -34,7 +34,7 @@ def _load_standings(engine: Engine, records: Sequence[Record]) -> dict[bytes, St
 
 
 def standing_document(standing: Standing) -> dict[str, Json]:
-    """For machines."""
+    """Return the progress of a reconciliation as JSON."""
     return {
         "asked": standing.asked,
         "nextAt": None if standing.gave_up_at is not None else time_text(standing.next_at),
@@ -45,7 +45,7 @@ def standing_document(standing: Standing) -> dict[str, Json]:
 
 
 def standing_lines(standing: Standing) -> list[str]:
-    """For people."""
+    """Return the lines of text that describe a reconciliation."""
     times = "once" if standing.asked == 1 else f"{standing.asked} times"
     last = f" The last reason: {standing.reason}." if standing.reason else ""
     if standing.gave_up_at is not None:
@@ -59,7 +59,7 @@ def standing_lines(standing: Standing) -> list[str]:
 
 
 def look_at_reconciliations(engine: Engine) -> DoctorFinding:
-    """The finding about what reconcilers gave up on."""
+    """Return the finding on records that reconcilers gave up on."""
     page = next(pages(engine, Find(states=(State.UNKNOWN,)), PAGE))
     left = left_to_operators(engine, page.records)
     if not left:

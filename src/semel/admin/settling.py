@@ -34,13 +34,13 @@ def make_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: byt
         ...
     ValueError: an answer with status 204 has no body
     """
-    if body and status in BODYLESS_STATUSES:  # a server would break each replay off
+    if body and status in BODYLESS_STATUSES:  # a server would abort each replay
         raise ValueError(f"an answer with status {status} has no body")
     return Answer(status, headers, body)
 
 
 def parse_step_result(step: str | None, text: str) -> bytes:
-    """A step's result, given as JSON, as it is recorded.
+    """Convert a step's result, given as JSON, to its recorded form.
 
     Raises ValueError, and CommandFailed where no step is in doubt.
     """
@@ -59,7 +59,7 @@ def parse_step_result(step: str | None, text: str) -> bytes:
 def settle(engine: Engine, record: Record, resolution: Resolution, *, force: str = FORCE) -> State:
     """Write an operator's resolution, and return the state that the record then has.
 
-    Parameters: ``force`` how this surface asks for a resolution before the deadline.
+    Parameters: ``force`` how to ask for a resolution before the deadline on this surface.
 
     Raises CommandFailed, saying why it was refused, and StoreError.
     """
@@ -81,7 +81,7 @@ def foresee(record: Record, resolution: Resolution, now: int, *, listed: object 
     """
     _check_sound(record)
     try:
-        # Without the list, what a resolution does to the steps is left open; only an end of the whole command needs it.
+        # Without the list the effect on single steps is left open; only ending the whole command needs it.
         steps = None if listed is None and resolution.ends is None else steps_after(record, resolution, listed, now)
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error

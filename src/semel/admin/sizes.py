@@ -15,9 +15,9 @@ DAY_SECONDS: Final = 86_400
 class Measured:
     """The bytes of one record in a store, and the speed of a purge.
 
-    ``row`` without an answer; ``answer`` besides the answer's own bytes; ``indexes`` all of them, ``ids`` the one that
-    must be in memory; ``fill`` how full pages are; ``in_memory``: everything is; ``purged`` rows a second, None: they
-    end by themselves.
+    ``row`` without an answer; ``answer`` the overhead beside the answer's own bytes; ``indexes`` all of them, ``ids``
+    the one that must be in memory; ``fill`` how full pages are; ``in_memory``: the whole store is; ``purged`` rows a
+    second, None where rows expire by themselves.
     """
 
     row: int
@@ -41,8 +41,8 @@ MEASURED: Final[dict[str, Measured]] = {
 class Size:
     """A store's steady size, once as many records expire as begin. Rates are per second, sizes in bytes.
 
-    ``memory`` is what should lie in memory for claims to stay as fast; ``purge_share`` the part of its time that a
-    purge works, None where records end by themselves.
+    ``memory`` is the memory that claims need to stay as fast; ``purge_share`` the share of time that a
+    purge works, None where records expire by themselves.
     """
 
     engine: str
@@ -54,10 +54,10 @@ class Size:
 
 
 def sizes(per_second: float, answer_bytes: int, keep_seconds: float, answer_seconds: float) -> list[Size]:
-    """The size of each engine's store.
+    """Estimate the size of each engine's store.
 
     Parameters: ``per_second`` new keys; ``answer_bytes`` of a stored answer with its headers; ``keep_seconds`` how long
-    a record is kept in all, its answer for ``answer_seconds`` of that.
+    a record is kept, and ``answer_seconds`` its answer.
 
     >>> [size.rows for size in sizes(10, 500, 86_400, 3_600)]
     [864000, 864000, 864000, 864000]

@@ -1,8 +1,8 @@
-"""One look at a store for `semel watch`, and what two looks tell together.
+"""One look at a store for `semel watch`, and the change between two looks.
 
 The snapshot holds only what the store knows. A replay writes nothing, so the store cannot count replays: the processes'
-own `replays` event does. A settlement changes a count and leaves no list: the snapshot says by how much the settled
-records have grown.
+own `replays` event does. A settlement changes a count and leaves no list: the snapshot shows how many more records are
+settled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from semel.outbox.store import Depth, Events
 from semel.stores.sql.dialect import dialect_of
 
 PAGE: Final = 200
-COUNTED_MAX: Final = 2_000  # a look must not become a burden: beyond this it says "at least"
+COUNTED_MAX: Final = 2_000  # keeps a look cheap: beyond this it reports "at least"
 SHOWN_MAX: Final = 8
 _SETTLED: Final = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)
 REPLAYS_NOTE: Final = "Replays write nothing to the store: count the `replays` event of your processes."
@@ -46,16 +46,16 @@ class Look:
 
     @property
     def lapsed(self) -> tuple[Record, ...]:
-        """Open records whose lease is over."""
+        """Return the open records whose lease has expired."""
         return tuple(record for record in self.open if has_lapsed(record, self.now))
 
     @property
     def oldest(self) -> Record | None:
-        """The open record that was created first."""
+        """Return the open record that was created first."""
         return min(self.open, key=lambda record: record.created_at, default=None)
 
     def count_settled(self) -> int:
-        """The number of settled records."""
+        """Return the number of settled records."""
         return sum(self.counts.get(int(state), 0) for state in _SETTLED)
 
 
@@ -86,7 +86,7 @@ def _some(engine: Engine, query: Find) -> tuple[tuple[Record, ...], bool, int]:
 
 
 def _newest(engine: Engine, before: Look | None) -> tuple[tuple[Record, ...], bool]:
-    """The records created since, newest first; on the first look only the newest one, to count from."""
+    """Return the records created since, newest first; on the first look only the newest one, to count from."""
     found: list[Record] = []
     for page in pages(engine, Find(), 1 if before is None else PAGE):
         for record in page.records:
@@ -111,7 +111,7 @@ class Change:
 
 
 def change(before: Look | None, now: Look) -> Change | None:
-    """The change from one look to the next."""
+    """Return the change from one look to the next."""
     if before is None or before.store_id != now.store_id:
         return None
     seconds = max((now.now - before.now) / 1_000_000, 1e-6)
@@ -119,7 +119,7 @@ def change(before: Look | None, now: Look) -> Change | None:
 
 
 def document(seen: Look, changed: Change | None) -> dict[str, Json]:
-    """A look for machines."""
+    """Return a look as JSON."""
     oldest = seen.oldest
     return {
         "at": time_text(seen.now),
@@ -155,7 +155,7 @@ def _messages_document(backlog: Backlog | None) -> Json:
 
 
 def line(seen: Look, changed: Change | None) -> str:
-    """A look as one line."""
+    """Describe a look in one line."""
     oldest = seen.oldest
     age = "" if oldest is None else f" (oldest {span_text(seen.now - oldest.created_at)})"
     least = "at least " if seen.more else ""
@@ -195,7 +195,7 @@ def _rates(changed: Change | None) -> list[str]:
 
 
 def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
-    """A look as a screen's lines."""
+    """Return a look as the lines of a screen."""
     states = [(state_label(state.name), str(seen.counts.get(int(state), 0))) for state in State]
     rates = _rates(changed) or ["rates follow with the next look"]
     oldest = seen.oldest
@@ -213,5 +213,5 @@ def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
 def _row(record: Record, now: int) -> tuple[str, ...]:
     name = f"{state_label(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
     who = f"{record.tenant}/{record.caller}"
-    # The id first: what a narrow terminal cuts off is at the end, and an id that is cut is none.
+    # The id comes first: a narrow terminal cuts the end of a line, and a cut id is useless.
     return uuid_text(record.operation_id), name, span_text(now - record.created_at), record.operation, who

@@ -10,7 +10,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
 def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table: left-aligned columns, as wide as their content.
+    """Return the lines of a table: left-aligned columns, as wide as their content.
 
     >>> table_lines(("A", "B"), [("one", "two")])
     ['A    B', 'one  two']

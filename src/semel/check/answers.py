@@ -1,7 +1,7 @@
 """The shipping questions about an operation, answered from its declaration.
 
-Nothing is claimed that a declaration does not say: such a question stays open, with what to find out or to declare.
-The report also names what this version of Semel does not have.
+A question that a declaration does not answer stays open, with what to find out or to declare. The report also names
+the features that this version of Semel lacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckAnswer:
 
 
 def answers(operation: CheckedOperation) -> list[CheckAnswer]:
-    """All questions, in their order, with the operation's answers."""
+    """Return all questions, in their order, with the operation's answers."""
     instead = {} if operation.bulk is None else BULK
     return [CheckAnswer(question, *instead.get(question, answer)(operation)) for question, answer in QUESTIONS.items()]
 
@@ -344,7 +344,7 @@ def _metrics(operation: CheckedOperation) -> Said:
 
 
 def _new_keys(operation: CheckedOperation) -> str:
-    """The limit on a caller's new keys."""
+    """Describe the limit on a caller's new keys."""
     quota = operation.policy.quota or operation.engine.core.quota
     if quota is None:
         if operation.engine.backend.store.capabilities.counts_new_keys:
@@ -393,7 +393,7 @@ QUESTIONS: Final[dict[str, Callable[[CheckedOperation], Said]]] = {
 
 
 def as_document(operation: CheckedOperation, given: list[CheckAnswer]) -> dict[str, Any]:
-    """One operation's answers for machines."""
+    """Return one operation's answers as JSON."""
     return {
         "operation": operation.name,
         "methods": list(operation.methods),

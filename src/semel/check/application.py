@@ -1,6 +1,6 @@
-"""From `module:app` on the command line to the operations that the application declares.
+"""Load `module:app` from the command line, and list the operations that the application declares.
 
-Importing a user's module may print, fail or end the process: in each case the command line answers with one line.
+Importing a user's module may print, fail or end the process: in each case the command line prints one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.cli.loading import error_text, set_up_django
 from semel.errors import SemelError
 from semel.policy import Policy
 
-NAMED_MAX: Final = 8  # of what a module has instead
+NAMED_MAX: Final = 8  # names suggested in place of a missing one
 DJANGO_HINT: Final = "; of a Django project its wsgi module, as shop.wsgi:application"
 Way = Literal["endpoint", "middleware", "function"]
 
@@ -31,8 +31,8 @@ Way = Literal["endpoint", "middleware", "function"]
 class Declaration:
     """One operation that an application declares.
 
-    Parameters: ``name`` of the operation; ``route`` it is reached by, empty for functions; ``surface`` that it
-    belongs to, None for functions; ``reaped`` whether the application runs a reaper, None where that cannot be seen;
+    Parameters: ``name`` of the operation; its ``route``, empty for functions; the ``surface`` that it
+    belongs to, None for functions; ``reaped`` whether the application runs a reaper, None where that is not visible;
     ``bulk`` where it is a list of items.
     """
 
@@ -47,14 +47,14 @@ class Declaration:
 
 
 def load(spec: str) -> Any:
-    """The object that ``module:name`` names: `module`, `module:app`, `module:package.app` or `module:make_app()`.
+    """Load the object that ``module:name`` names: `module`, `module:app`, `module:package.app` or `module:make_app()`.
 
-    Raises UsageFailed, saying what is not there, or what the module raised and where.
+    Raises UsageFailed, naming what is missing, or what the module raised and where.
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise UsageFailed(f"APPLICATION must have the form module:app, such as shop.main:app; it is {spec!r}")
-    # As `python -m` does: what lies in the current folder can be named.
+    # As `python -m` does: modules in the current folder can be named.
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -76,7 +76,7 @@ def load(spec: str) -> Any:
 
 
 def load_server(spec: str) -> Any:
-    """The ASGI or WSGI application that ``spec`` names. Raises UsageFailed as :func:`load`, and where it is none."""
+    """Load the ASGI or WSGI application that ``spec`` names. Raises UsageFailed as :func:`load`, or if it is none."""
     app = load(spec)
     if callable(app) and (is_asgi(app) or is_wsgi(app)):
         return app
@@ -87,7 +87,7 @@ def load_server(spec: str) -> Any:
 
 
 def _application_of(module: ModuleType) -> Any:
-    """Django's application where a module is the ROOT_URLCONF of a project that is set up; else the module."""
+    """Return Django's application if the module is the ROOT_URLCONF of the project that is set up, else the module."""
     conf = sys.modules.get("django.conf")
     settings = getattr(conf, "settings", None)
     if not getattr(settings, "configured", False) or getattr(settings, "ROOT_URLCONF", None) != module.__name__:
@@ -96,7 +96,7 @@ def _application_of(module: ModuleType) -> Any:
 
 
 def _is_own(name: str, value: object, module: str) -> bool:
-    """Whether a module's name is worth suggesting: public, callable, and not an imported class."""
+    """Return whether a module's name is worth suggesting: public, callable, and not an imported class."""
     ours = getattr(value, "__module__", module) == module or not isinstance(value, type)
     return not name.startswith("_") and callable(value) and ours and not isinstance(value, ModuleType)
 
@@ -112,7 +112,7 @@ def _import(name: str) -> ModuleType:
                 "it, or install it"
             ) from None
         raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: report it
         raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
 
 
@@ -125,7 +125,7 @@ def _call(make: Any, spec: str) -> Any:
 
 
 def declarations(spec: str) -> list[Declaration]:
-    """Every operation of an application, of a module's functions, or of a single command. Raises UsageFailed."""
+    """List every operation of an application, of a module's functions, or of a single command. Raises UsageFailed."""
     target = load(spec)
     try:
         found = list(_of_module(target) if isinstance(target, ModuleType) else _of_object(target))
@@ -163,10 +163,10 @@ def _of_object(target: Any) -> Iterator[Declaration]:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether a value is a function that was declared as a command."""
+    """Return whether a value is a function that was declared as a command."""
     return isinstance(getattr(value, "policy", None), Policy) and isinstance(getattr(value, "operation", None), str)
 
 
 def _is_semel(value: Any) -> bool:
-    """Whether a value is what declares an application's endpoints."""
+    """Return whether a value is the object that declares an application's endpoints."""
     return isinstance(getattr(value, "declared", None), dict) and hasattr(value, "surface")

@@ -1,7 +1,7 @@
 """Find an application's commands: those that Semel protects, and those that it does not.
 
-Nothing of the application is called and no framework is imported: middleware, routes and endpoints are looked at by
-the attributes that Starlette, FastAPI and Flask document. What cannot be seen is not guessed.
+Discovery calls nothing of the application and imports no framework. It reads middleware, routes and endpoints through
+the attributes that Starlette, FastAPI and Flask document, and guesses nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from semel.http.wsgi.route import CaptureMiddleware as WsgiCapture
 from semel.integrations.endpoint import SERVED, bulk_used_by
 from semel.policy import Policy
 
-DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
+DECLARED: Final = "__semel__"  # the attribute that the integrations set on an endpoint
 CAPTURE: Final = "CaptureMiddleware"
 _LAYERS_MAX: Final = 100
-_WRAPPED: Final = ("wsgi_app", "app", "asgi_app", "middleware_stack", "application")  # where a layer has the inner one
+_WRAPPED: Final = ("wsgi_app", "app", "asgi_app", "middleware_stack", "application")  # hold the inner layer
 _PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 
 Kind = Literal["ASGI", "WSGI", "functions"]
@@ -37,9 +37,9 @@ Way = Literal["endpoint", "middleware", "function"]
 
 @dataclass(frozen=True, slots=True)
 class CheckedOperation:
-    """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: no
-    way to see that), ``completed`` whether it runs a completer; ``reconciled_by`` who finds out what became of it;
-    ``bulk`` where it is a list of items."""
+    """One protected operation. ``path`` is its template; ``managed`` whether the application runs a reaper (None: not
+    visible), ``completed`` whether it runs a completer; ``reconciled_by`` the reconciler of its unknown outcomes;
+    ``bulk`` the policy of a list of items, else None."""
 
     name: str
     methods: tuple[str, ...]
@@ -56,12 +56,12 @@ class CheckedOperation:
 
     @property
     def title(self) -> str:
-        """As reports name it."""
+        """The operation's name in reports."""
         route = f"{'|'.join(self.methods)} {self.path}".strip()
         return self.name if self.name == route or not route else f"{self.name} ({route})"
 
     def serves(self, method: str, path: str) -> bool:
-        """Whether a request is one of this operation."""
+        """Return whether a request belongs to this operation."""
         any_path = self.path.endswith("*") and path.startswith(self.path[:-1])
         return method in self.methods and (any_path or _matches(self.path, path))
 
@@ -84,7 +84,7 @@ class Discovered:
     mistakes: tuple[Mistake, ...] = ()
 
     def find(self, method: str, path: str) -> CheckedOperation | None:
-        """The operation of a request: a declared one before the default of a middleware."""
+        """Find the operation of a request: a declared one before the default of a middleware."""
         found = [each for each in self.operations if each.serves(method, path)]
         return min(found, key=lambda each: each.path.endswith("*"), default=None)
 
@@ -96,7 +96,7 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFunction:
-    """A function that is declared as a command; ``keyed_by_call`` where each call is given its key (``with_key``)."""
+    """A function that is declared as a command; ``keyed_by_call``: each call passes its own key (``with_key``)."""
 
     operation: CheckedOperation
     keyed_by_call: bool
@@ -121,7 +121,7 @@ class _Layer:
 
 
 def is_wsgi(app: Any) -> bool:
-    """Whether an application speaks WSGI, as far as it can be seen: its call is no coroutine and takes two things."""
+    """Return whether an application looks like WSGI: its call is not a coroutine and takes two arguments."""
     if hasattr(app, "wsgi_app") or isinstance(app, WsgiMiddleware):
         return True
     call = app if inspect.isroutine(app) else type(app).__call__
@@ -134,7 +134,7 @@ def is_wsgi(app: Any) -> bool:
 
 
 def is_asgi(app: Any) -> bool:
-    """Whether an application speaks ASGI, as far as it can be seen."""
+    """Return whether an application looks like ASGI."""
     call = app if inspect.isroutine(app) else type(app).__call__
     if not inspect.iscoroutinefunction(call):
         return False
@@ -142,12 +142,12 @@ def is_asgi(app: Any) -> bool:
 
 
 def is_django(app: Any) -> bool:
-    """Whether an application is Django's own, over WSGI or ASGI."""
+    """Return whether an application is Django's own, over WSGI or ASGI."""
     return type(app).__module__.startswith("django.core.handlers")
 
 
 def discover(app: Any) -> Discovered:
-    """Look at an ASGI or WSGI application."""
+    """Find the commands of an ASGI or WSGI application."""
     layers: list[_Layer] = []
     routes: list[_Route] = []
     project: list[CheckedOperation] = []
@@ -170,7 +170,7 @@ def discover(app: Any) -> Discovered:
     listed = [
         f"{method} {route.path}"
         for route in (*routes, *(view for view in views if view.named))
-        if not _takes_imports(route.endpoint)  # known by their content: no client's key protects them
+        if not _takes_imports(route.endpoint)  # protected by their content, not by a client's key
         for method in route.methods
         if method in UNSAFE_METHODS
     ]
@@ -180,12 +180,12 @@ def discover(app: Any) -> Discovered:
 
 
 def _takes_imports(endpoint: Any) -> bool:
-    """Whether an endpoint is that of uploads (``semel.imports(...)``)."""
+    """Return whether an endpoint takes uploads (``semel.imports(...)``)."""
     return type(getattr(endpoint, SERVED, None)).__name__ == "ImportEndpoint" or hasattr(endpoint, "takes_imports")
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:
-    """The declaration of a function (``semel.functions.command``), or None. Asks for its engine."""
+    """Return the declaration of a function (``semel.functions.command``), or None. Resolves its engine."""
     if isinstance(thing, type) or not isinstance(getattr(type(thing), "with_key", None), FunctionType):
         return None
     declared = getattr(thing, "_declared", None)
@@ -198,7 +198,7 @@ def function_operation(thing: Any) -> DeclaredFunction | None:
 
 
 def discover_functions(owner: Any) -> Discovered:
-    """The declared functions of a module or a class, or the one that is given."""
+    """Return the declared functions of a module or a class, or the given one."""
     things = [owner] if function_operation(owner) is not None else list(vars(owner).values())
     found = {id(each.operation): each.operation for thing in things if (each := function_operation(thing)) is not None}
     return Discovered("functions", tuple(found.values()), (), ())
@@ -208,7 +208,7 @@ def discover_functions(owner: Any) -> Discovered:
 
 
 def parts_of(app: Any) -> Iterator[tuple[Any, str]]:
-    """The application and everything that it wraps or mounts, from the outside in, each with where it is mounted."""
+    """Yield the application and everything that it wraps or mounts, from the outside in, each with its mount path."""
     seen: set[int] = set()
     waiting: list[tuple[Any, str]] = [(app, "")]
     while waiting and len(seen) < _LAYERS_MAX:
@@ -220,7 +220,7 @@ def parts_of(app: Any) -> Iterator[tuple[Any, str]]:
         instance = getattr(part, "__dict__", {})
         waiting += [(instance.get(name), prefix) for name in _WRAPPED]
         for route in inner if isinstance(inner := getattr(part, "routes", None), list) else ():
-            if hasattr(route, "routes"):  # a mount; of a plain route "app" is the endpoint
+            if hasattr(route, "routes"):  # a mount; a plain route's "app" is its endpoint
                 waiting.append((getattr(route, "app", None), prefix + (getattr(route, "path", None) or "")))
 
 
@@ -275,7 +275,7 @@ def _endpoints(path: str, route: Any) -> Iterator[_Route]:
 
 
 def _rules(app: Any) -> Iterator[_Route]:
-    """Flask's routes. HEAD and OPTIONS are answered by Flask itself."""
+    """Yield Flask's routes. Flask itself answers HEAD and OPTIONS."""
     url_map = getattr(app, "url_map", None)
     if url_map is None or not hasattr(url_map, "iter_rules"):
         return
@@ -286,7 +286,7 @@ def _rules(app: Any) -> Iterator[_Route]:
 
 
 def functions_of(view: Any, methods: frozenset[str]) -> Iterator[tuple[frozenset[str], Any]]:
-    """The functions behind one view of Flask's, with the methods that lead to each: several in a ``MethodView``."""
+    """Yield the functions behind one Flask view, each with its HTTP methods: several in a ``MethodView``."""
     kind = getattr(view, "view_class", None)
     own = {method: getattr(kind, method.lower(), None) for method in methods} if kind is not None else {}
     if any(own.values()):
@@ -297,7 +297,7 @@ def functions_of(view: Any, methods: frozenset[str]) -> Iterator[tuple[frozenset
 
 
 def _of_django() -> tuple[list[CheckedOperation], list[_Route], list[Mistake]]:
-    """The project that this process has set up: its operations, its views that take commands, its mistakes."""
+    """Return the operations, the views that take commands, and the mistakes of the Django project that is set up."""
     project = import_module("semel.integrations.django.discovery")
     checks = import_module("semel.integrations.django.checks")
     operations = [replace(each, path=_use_braces(each.path)) for each in project.project_operations()]
@@ -309,7 +309,7 @@ def _of_django() -> tuple[list[CheckedOperation], list[_Route], list[Mistake]]:
     return operations, views, [Mistake(*each) for each in checks.project_mistakes()]
 
 
-# --- what was found -----------------------------------------------------------------------------
+# --- operations -----------------------------------------------------------------------------
 
 
 def _of_layers(layers: list[_Layer]) -> Iterator[CheckedOperation]:
@@ -338,7 +338,7 @@ def _of_layers(layers: list[_Layer]) -> Iterator[CheckedOperation]:
                 "any other",
                 DEFAULT_METHODS,
                 f"{layer.prefix}*",
-                replace(surface.default, key="optional"),  # requests without a key are none of ours
+                replace(surface.default, key="optional"),  # requests without a key do not concern us
                 "middleware",
                 surface,
                 layer.engine,
@@ -353,7 +353,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         if declared is None or not hasattr(declared, "policy") or (declared.name, route.path) in seen:
             continue
         seen.add((declared.name, route.path))
-        # The wrapper holds the declaring Semel, and with it the surface.
+        # The wrapper's closure holds the declaring Semel, which has the surface.
         owner = inspect.getclosurevars(inspect.unwrap(route.endpoint, stop=_holds_owner)).nonlocals.get("self")
         surface = getattr(owner, "surface", None)
         engine = getattr(owner, "engine", None) or next(layer.engine for layer in layers if layer.surface is None)
@@ -373,7 +373,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
 
 
 def _use_braces(template: str) -> str:
-    """Flask's ``<int:number>`` as all other templates have it."""
+    """Convert Flask's ``<int:number>`` to the form of all other templates."""
     return re.sub(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>", lambda found: _brace(found[1], found[2]), template)
 
 
@@ -382,7 +382,7 @@ def _brace(converter: str | None, name: str) -> str:
 
 
 def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:
-    """Endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
+    """Yield the endpoints that answer with a bulk (``semel.bulk(...)``): its own method, or functions that use one."""
     for route in routes:
         methods = tuple(method for method in route.methods if method in UNSAFE_METHODS)
         found = None if hasattr(route.endpoint, DECLARED) else bulk_used_by(route.endpoint)
@@ -418,7 +418,7 @@ def _holds_owner(function: Any) -> bool:
 
 
 def _sample(listed: str) -> tuple[str, str]:
-    """A request that a route would take."""
+    """Return a request that a route would take."""
     method, _, path = listed.partition(" ")
     return method, _PARAMETER.sub("1", path)
 

@@ -14,17 +14,17 @@ SECOND_US: Final = 1_000_000
 
 
 def seconds(span: float) -> str:
-    """A span as reports name it."""
+    """Format a time span for reports."""
     return span_text(int(span * SECOND_US))
 
 
 def keeps_tables(operation: CheckedOperation) -> bool:
-    """Whether its store is a SQL database, which events, steps, bulks and reconcilers need."""
+    """Return whether its store is a SQL database, which events, steps, bulks and reconcilers need."""
     return operation.engine.backend.store.capabilities.holds_features
 
 
 def transaction(operation: CheckedOperation) -> Said:
-    """Whether the business state is committed with the record."""
+    """Answer whether the business state is committed with the record."""
     events = "; events of permit.emit are written in that commit" if keeps_tables(operation) else ""
     if operation.policy.effects is Effects.ATOMIC:
         return (
@@ -50,7 +50,7 @@ def transaction(operation: CheckedOperation) -> Said:
 
 
 def downstream(operation: CheckedOperation) -> Said:
-    """Whether those that the handler calls do it once."""
+    """Answer whether the systems that the handler calls act only once."""
     policy = operation.policy
     span = seconds(policy.dedup_for_seconds)
     match policy.effects:
@@ -79,7 +79,7 @@ def downstream(operation: CheckedOperation) -> Said:
 
 
 def reconciliation(operation: CheckedOperation) -> Said:
-    """How an unknown outcome is reconciled."""
+    """Describe how an unknown outcome is reconciled."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
         return "ok", "not needed: a crash leaves nothing", ""
@@ -112,7 +112,7 @@ def reconciliation(operation: CheckedOperation) -> Said:
 
 
 def retry(operation: CheckedOperation) -> Said:
-    """The effect of a retry with the same key."""
+    """Describe the effect of a retry with the same key."""
     policy = operation.policy
     if policy.on_error == "replay":
         return (
@@ -137,7 +137,7 @@ def retry(operation: CheckedOperation) -> Said:
 
 
 def ending(operation: CheckedOperation) -> Said:
-    """How an execution is completed without its client."""
+    """Describe how an execution is completed without its client."""
     if not operation.policy.resumable:
         return "ok", "only its client, by a retry: it never runs without it", ""
     if operation.completed:

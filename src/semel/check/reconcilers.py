@@ -1,6 +1,6 @@
 """The reconcilers known to `semel check`: those given as options, and those that an application declares.
 
-Nothing is imported for this but what was named: of the application's package, the modules that it has imported itself.
+It imports only what the options name. Of the application's package, it reads the modules that are imported already.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Reconciled(NamedTuple):
 
 
 def load_reconcilers(application: str, named: Sequence[str]) -> dict[str, Reconciled]:
-    """By their operation's name.
+    """Load the reconcilers, by the names of their operations.
 
-    Parameters: ``application`` as ``module:app``; ``named`` as ``module:name`` each, which run somewhere.
+    Parameters: ``application`` as ``module:app``; ``named`` reconcilers that run, each as ``module:name``.
 
-    Raises UsageFailed where one of ``named`` is none.
+    Raises UsageFailed where one of ``named`` is not a reconciler.
     """
     module = application.partition(":")[0]
     package = module.rpartition(".")[0] or module

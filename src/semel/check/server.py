@@ -1,6 +1,6 @@
 """Ask the servers of an application's stores whether their settings match the declarations.
 
-An engine of the command line's own asks, through the same URL; the application's engine is not opened.
+The command line asks through an engine of its own on the same URL; it does not open the application's engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLES = "tables of the database"
 
 
 def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
-    """The shipping answers about each server behind these operations: settings, and non-transactional tables."""
+    """Return the shipping answers about each server behind these operations: settings, and non-transactional tables."""
     by_url: dict[str, list[CheckedOperation]] = {}
     for operation in operations:
         backend = operation.engine.backend
@@ -48,7 +48,7 @@ def _answers(url: str, operations: Sequence[CheckedOperation]) -> Iterator[Check
 
 
 def _writes_there(operation: CheckedOperation) -> bool:
-    """Whether handlers of the operation write in a transaction of the store."""
+    """Return whether the operation's handlers write in a transaction of the store."""
     if operation.bulk is not None:
         return operation.bulk.effects == "atomic"
     return operation.policy.effects is Effects.ATOMIC or operation.policy.steps

@@ -9,12 +9,12 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line and return its exit code."""
     try:
         from semel.cli import main as command_line
     except KeyboardInterrupt:
         sys.stderr.write("semel: interrupted\n")
-        return 130  # Exit.INTERRUPTED, whose module may be the one that was interrupted
+        return 130  # Exit.INTERRUPTED, written out: Ctrl-C may have interrupted the import of its module
     return command_line.main()
 
 

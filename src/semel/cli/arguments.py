@@ -1,4 +1,4 @@
-"""The command line's parser: its errors name the argument, give the remedy and suggest a spelling."""
+"""The command line's parser. Its errors name the argument, give the remedy and suggest a spelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        options.setdefault("allow_abbrev", False)  # an abbreviation would change its meaning with every new option
+        options.setdefault("allow_abbrev", False)  # a new option could change the meaning of an abbreviation
         super().__init__(*args, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -25,15 +25,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageFailed(f"{message} (see {self.prog} --help)")
 
     def spellings(self) -> list[str]:
-        """Every option this parser knows."""
+        """Return every option that this parser knows."""
         return list(self._option_string_actions)
 
 
-Commands = argparse._SubParsersAction  # the only name argparse has for it
+Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 
 def add_command(commands: Commands[Parser], name: str, summary: str, examples: str, description: str = "") -> Parser:
-    """A command with the global options, its help and its examples."""
+    """Add a command with the global options, its help and its examples."""
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     parser = commands.add_parser(
         name,
@@ -50,7 +50,7 @@ def add_command(commands: Commands[Parser], name: str, summary: str, examples: s
 
 
 def add_globals(parser: argparse.ArgumentParser) -> None:
-    """``--url`` and ``--json``, which are understood before and after the command."""
+    """Declare ``--url`` and ``--json``, which may come before or after the command."""
     parser.add_argument(
         "--url",
         default=argparse.SUPPRESS,
@@ -63,14 +63,14 @@ def add_globals(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: Parser, commands: Commands[Parser], arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments. Raises UsageFailed, with the spelling that was probably meant."""
+    """Parse the arguments. Raises UsageFailed, with the spelling that was probably meant."""
     name = command_word(arguments)
     if name is not None and name not in commands.choices:
         raise UsageFailed(f"unknown command {name!r}{near(name, list(commands.choices))} (see semel --help)")
     own = commands.choices[name] if name is not None else parser
     for word in arguments:
         option, _, value = word.partition("=")
-        if value == "--" and option.startswith("--"):  # argparse drops it, or not, by the version of Python
+        if value == "--" and option.startswith("--"):  # whether argparse drops it depends on Python's version
             own.error(f"argument {option}: expected one argument, not '--'")
     options, extra = parser.parse_known_args(arguments)
     _check_texts(own, options)
@@ -85,7 +85,7 @@ _STORES: Final = ("url", "store", "source", "target")  # URLs that may name a fi
 
 
 def _check_texts(own: Parser, options: argparse.Namespace) -> None:
-    """Refuse bytes that are no text of the terminal's encoding, which no store takes. A file's name may have them."""
+    """Refuse bytes that are not valid in the terminal's encoding: no store takes them. A file's name may have them."""
     for action in own._actions:
         value = getattr(options, action.dest, None)
         if action.dest in _STORES or "FILE" in str(action.metavar):
@@ -104,8 +104,8 @@ def _is_text(value: str) -> bool:
 
 
 def near(word: str, known: Sequence[str]) -> str:
-    """`; did you mean …?`, or what there is to choose from."""
-    bare = {name.lstrip("-"): name for name in known}  # without the dashes, which make all options alike
+    """Return `; did you mean …?`, or the list of choices."""
+    bare = {name.lstrip("-"): name for name in known}  # without the dashes, which make all options look similar
     found = difflib.get_close_matches(word.split("=", 1)[0].lstrip("-"), bare, n=1)
     if found:
         return f"; did you mean {bare[found[0]]!r}?"
@@ -113,7 +113,7 @@ def near(word: str, known: Sequence[str]) -> str:
 
 
 def command_word(arguments: Sequence[str]) -> str | None:
-    """The command among the arguments; None where there is none, or where help about all of them is asked for first."""
+    """Return the command among the arguments; None where there is none, or where `--help` comes before it."""
     words = iter(arguments)
     for word in words:
         if word == "--url":
@@ -126,7 +126,7 @@ def command_word(arguments: Sequence[str]) -> str | None:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """A port, or HOST:PORT; the host is 127.0.0.1 where none is named."""
+    """Parse a port, or HOST:PORT; the host is 127.0.0.1 by default."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
         raise argparse.ArgumentTypeError(f"must be a port or HOST:PORT, such as 9464 or 0.0.0.0:9464, not {text!r}")
@@ -134,7 +134,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def add_listening(parser: Parser) -> None:
-    """Declare where a command that stands in front of a service finds it, and where it listens itself."""
+    """Declare the options of a command in front of a service: the service's address, and where to listen."""
     parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
@@ -147,7 +147,7 @@ def add_listening(parser: Parser) -> None:
 
 
 def whole_number(low: int, high: int) -> Any:
-    """An argument type: a whole number within limits."""
+    """Return an argument type: a whole number within limits."""
 
     def convert(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
@@ -158,14 +158,14 @@ def whole_number(low: int, high: int) -> Any:
 
 
 def seconds(low: float, high: float) -> Any:
-    """An argument type: a number of seconds within limits."""
+    """Return an argument type: a number of seconds within limits."""
 
     def convert(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not low <= value <= high:  # also where it is not a number at all
+        if not low <= value <= high:  # also refuses NaN
             raise argparse.ArgumentTypeError(f"must be a number of seconds from {low:g} to {high:g}, not {text!r}")
         return value
 

@@ -1,4 +1,4 @@
-"""The exit codes of the command line, and which failure ends with which."""
+"""The exit codes of the command line, and the code of each failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-# The one table: `--help` prints it, and the page of the command line is compared with it.
+# The only table: `--help` prints it, and a test compares the documentation with it.
 EXIT_CODES: Final[Mapping[Exit, str]] = {
     Exit.OK: "done; also where the reader closed the output early",
     Exit.REFUSED: "refused; or doctor or check found something; or an expectation of demo failed",
@@ -35,11 +35,11 @@ EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}"
 
 
 class SubjectUnusable(CommandFailed):
-    """What a command is about cannot be used as it is."""
+    """The subject of a command cannot be used as it is."""
 
 
 def exit_of(failed: CommandFailed) -> Exit:
-    """The exit code of a command that failed.
+    """Return the exit code of a failed command.
 
     >>> exit_of(UsageFailed("--limit must be 1 or more")).name
     'USAGE'

@@ -1,4 +1,4 @@
-"""Load what a user names on the command line: reconcilers as MODULE:NAME, and the Django project around them."""
+"""Load the modules that a user names: reconcilers as MODULE:NAME, and the Django project around them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_reconciler(text: str) -> Reconciler:
     if not (colon and module and name):
         raise UsageFailed(f"--reconcile must be MODULE:NAME, such as shop.reconcilers:ask_provider; it is {text!r}")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` has it: the module is where the worker is started
+        sys.path.insert(0, "")  # as with `python -m`: the module is in the folder where the worker starts
     set_up_django()
     try:
         found = getattr(import_module(module), name, None)
@@ -36,7 +36,7 @@ def load_reconciler(text: str) -> Reconciler:
 
 
 def set_up_django() -> None:
-    """Set up the project that $DJANGO_SETTINGS_MODULE names, if any: its modules cannot be imported before.
+    """Set up the project that $DJANGO_SETTINGS_MODULE names, if any: only then can its modules be imported.
 
     Raises UsageFailed.
     """
@@ -47,7 +47,7 @@ def set_up_django() -> None:
         sys.path.insert(0, os.getcwd())
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            if not import_module("django.apps").apps.ready:  # manage.py has done it
+            if not import_module("django.apps").apps.ready:  # manage.py has set it up already
                 import_module("django").setup()
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's settings may raise anything: it is reported
         raise UsageFailed(

@@ -26,8 +26,8 @@ examples:
   semel doctor --url sqlite:///semel.db    check the store, find stuck commands
 
 """
-# Each command and the module that declares it, in the order of `--help`. A process imports the module of the command
-# that it was asked for: all of them together take half a second of a core.
+# Each command and the module that declares it, in the order of `--help`. A process imports only the module of its
+# command: all of them together take half a second of CPU.
 MODULES: Final = {
     "migrate": "semel.cli.commands.stores.migrate",
     "serve": "semel.cli.commands.serve.serve",
@@ -74,7 +74,7 @@ class Project:
     """The application whose own command line runs a command, such as ``manage.py semel list``.
 
     Parameters: ``source`` of the store's URL, for people; ``prefix`` of a command there; ``migrate`` the command that
-    makes the tables there, None for Semel's own; ``application`` that is looked at where none is named.
+    makes the tables there, None for Semel's own; ``application`` the default for commands that need one.
     """
 
     source: str
@@ -83,7 +83,7 @@ class Project:
     application: str | None = None
 
     def reword(self, text: str) -> str:
-        """A text with Semel's commands as they are typed in this project.
+        """Rewrite Semel's commands in a text as users type them in this project.
 
         >>> Project("its settings", "manage.py semel", "manage.py migrate").reword("run: semel migrate; semel list")
         'run: manage.py migrate; manage.py semel list'
@@ -92,16 +92,15 @@ class Project:
         """
         if self.migrate is not None:
             text = _MIGRATE.sub(self.migrate, text)
-        done = re.escape(self.prefix.removesuffix("semel"))  # in a text that was reworded before
+        done = re.escape(self.prefix.removesuffix("semel"))  # the text was reworded before
         text = text.replace(" --url ...", "")
         return re.sub(rf"(?<![\w.-])(?<!{done})semel (?=(?:{_NAMES})\b)", f"{self.prefix} ", text)
 
 
 def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
-    """The parser and its commands.
+    """Make the parser and its commands.
 
-    Parameters: ``name`` the command that is asked for, which is made without the others; None, or a name that is no
-    command's, makes all of them.
+    Parameters: ``name`` the only command to make; None, or an unknown name, makes all of them.
     """
     parser = Parser(
         prog="semel",
@@ -118,7 +117,7 @@ def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
 
 
 def main(argv: Sequence[str] | None = None, project: Project | None = None) -> int:
-    """Run one command; returns its exit code.
+    """Run one command and return its exit code.
 
     Parameters: ``project`` the application that this process is part of, whose store the command uses.
 
@@ -127,11 +126,11 @@ def main(argv: Sequence[str] | None = None, project: Project | None = None) -> i
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     elsewhere = any(word == "--url" or word.startswith("--url=") for word in arguments)
-    reword = None if project is None or elsewhere else project.reword  # of another store, Semel's own commands
+    reword = None if project is None or elsewhere else project.reword  # --url: Semel's own commands
     try:
         return int(_run(arguments, Output(machine="--json" in arguments, reword=reword), project))
     except BrokenPipeError:
-        # The reader of our output has gone (`semel list | head`): end quietly, and prevent a second flush.
+        # The reader of our output has closed it (`semel list | head`): end quietly, and prevent a second flush.
         for stream in (sys.stdout, sys.stderr):
             _let_go(stream)
         return Exit.OK
@@ -161,11 +160,11 @@ def _run(arguments: Sequence[str], out: Output, project: Project | None) -> int:
 
 
 def _let_go(stream: TextIO | None) -> None:
-    """Point a stream's file at nothing, where it has one."""
+    """Redirect a stream's file, if it has one, to the null device."""
     try:
         if stream is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):  # a stream of a test, or closed already: there is nothing to flush into
+    except (OSError, ValueError):  # a test's stream, or a closed one: it has no file to flush into
         return
 
 

@@ -15,7 +15,7 @@ from semel.stores.backend import hide_password
 
 
 def connect(options: argparse.Namespace) -> Engine:
-    """An engine for ``--url``; nothing is opened yet. Raises UrlError and UsageFailed."""
+    """Return an engine for ``--url``, not opened yet. Raises UrlError and UsageFailed."""
     url = url_of(options)
     engine = Engine.connect(url, id_secret=id_secret(), sealer=seal_keys())
     require_shared(engine.store, url)
@@ -23,7 +23,7 @@ def connect(options: argparse.Namespace) -> Engine:
 
 
 def require_shared(store: Store, url: str) -> None:
-    """Raises UsageFailed for a store that other processes cannot see."""
+    """Raise UsageFailed for a store that other processes cannot see."""
     if not store.capabilities.shared_between_processes:
         scheme = url.partition("://")[0]
         raise UsageFailed(
@@ -32,13 +32,13 @@ def require_shared(store: Store, url: str) -> None:
 
 
 def url_of(options: argparse.Namespace) -> str:
-    """``--url``, or the environment's URL."""
+    """Return ``--url``, or the environment's URL."""
     url: str = getattr(options, "url", None) or store_url()
     return url
 
 
 def source_of_url(options: argparse.Namespace) -> str:
-    """The source of the store's URL, for people."""
+    """Describe the source of the store's URL."""
     if getattr(options, "url", None):
         return "--url"
     project = getattr(options, "project", None)
@@ -49,7 +49,7 @@ def source_of_url(options: argparse.Namespace) -> str:
 
 @contextmanager
 def open_store(options: argparse.Namespace) -> Iterator[Engine]:
-    """The engine, its store checked to be migrated and the one on record; closed at the end."""
+    """Open the engine, check that its store is migrated and the expected one, and close it at the end."""
     engine = connect(options)
     try:
         engine.open()

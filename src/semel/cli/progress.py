@@ -1,7 +1,7 @@
 """Report progress of long work on stderr: amount, rate and remaining time.
 
-That is a terminal, which gets one line that is rewritten, or who asked with ``--progress``, who gets a line every
-few seconds. The result on stdout never contains any of it.
+A terminal gets one line, rewritten in place. With ``--progress`` any other stderr gets a line every few seconds. The
+result on stdout never contains any progress.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ T = TypeVar("T")
 
 LINE_SECONDS: Final = 5.0
 REDRAW_SECONDS: Final = 0.2
-SHOWN_AFTER_SECONDS: Final = 0.5  # quick work shows nothing
+SHOWN_AFTER_SECONDS: Final = 0.5  # quick work shows no progress
 _ERASE: Final = "\r\x1b[2K"
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
-    """``--progress``, for commands whose work may be long."""
+    """Declare ``--progress``, for commands whose work may be long."""
     parser.add_argument(
         "--progress", action="store_true", help="report progress on stderr even if it is not a terminal"
     )
 
 
 class ProgressLine:
-    """Tells how far a piece of work has come.
+    """Reports the progress of a piece of work.
 
-    Parameters: ``name`` of the work; ``asked`` for with ``--progress``; ``total`` how many there are, where that is
+    Parameters: ``name`` of the work; ``asked`` whether ``--progress`` was given; ``total`` number of units, if
     known; ``clock`` in seconds.
 
     >>> from io import StringIO
@@ -68,7 +68,7 @@ class ProgressLine:
         self._drawn = False
 
     def tell(self, done: int, more: str = "") -> None:
-        """So many are done; ``more`` is added to the line."""
+        """Report the number done; ``more`` is added to the line."""
         if not self._shows:
             return
         now = self._clock()
@@ -99,7 +99,7 @@ class ProgressLine:
 def show_elapsed(name: str, work: Callable[[], T], *, asked: bool) -> T:
     """Do one long piece of work without measurable progress, and show the seconds it has taken.
 
-    It is done in a thread, so that Ctrl-C is heard while a database library is at work. Raises what the work raises.
+    Runs the work in a thread, so that Ctrl-C works while a database library is busy. Raises what the work raises.
 
     >>> show_elapsed("count", lambda: 2 + 2, asked=False)
     4
@@ -126,7 +126,7 @@ def show_elapsed(name: str, work: Callable[[], T], *, asked: bool) -> T:
 
 
 class _Seconds(ProgressLine):
-    """Progress of which only the time is known."""
+    """Progress that shows only the elapsed time."""
 
     def _line(self, done: int, more: str, now: float) -> str:
         return f"{self._name}: {now - self._begun:.0f} s so far"

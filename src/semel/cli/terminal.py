@@ -1,7 +1,7 @@
 """A command's output: text for people, one JSON document for machines, and no control characters.
 
-Stored text comes from clients. It is shown with every control character, escape sequence and invisible or
-direction-changing character spelled out, so that a name can neither move the cursor nor hide what it says.
+Stored text comes from clients. The output spells out every control character, escape sequence and invisible or
+direction-changing character, so that a name can neither move the cursor nor hide its text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow":
 class Output:
     """A command's output. In JSON mode stdout gets exactly one document, even if the command fails.
 
-    `serve`, `watch` and `export` are the exceptions: they print one document a line. ``reword`` writes the commands
-    in a text as they are typed where this one was.
+    `serve`, `watch` and `export` are the exceptions: they print one document a line. ``reword`` rewrites commands
+    in a text as users type them in this environment.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Output:
         self._coloured = not machine and self._stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def say(self, *lines: str) -> None:
-        """Lines for people, each made safe; silent in JSON mode."""
+        """Print lines for people, each made safe; silent in JSON mode."""
         if not self.machine:
             for line in lines:
                 print(safe(self._reword(line)), file=self._stdout, flush=True)
 
     def say_styled(self, style: str, line: str) -> None:
-        """As ``say``, in a colour where a terminal shows one."""
+        """Print as ``say`` does, in colour where the terminal supports it."""
         if not self.machine:
             shown = safe(self._reword(line))
             text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
             print(text, file=self._stdout, flush=True)
 
     def say_hanging(self, head: str, text: str, style: str | None = None) -> None:
-        """``head`` and ``text`` on one line; on a terminal wrapped to its width, the text's lines below each other."""
+        """Print ``head`` and ``text`` on one line; a terminal wraps the text to its width, with its lines aligned."""
         text = self._reword(text)
         if (layout := self._layout()) is not None and len(head) <= layout.console.width // 2:
             layout.hanging(head, safe(text), style)
@@ -76,29 +76,29 @@ class Output:
             self.say(each) if style is None else self.say_styled(style, each)
 
     def _layout(self) -> Layout | None:
-        """The layout of text for a person's terminal; None without a terminal or without ``rich``."""
+        """Return the layout for a person's terminal; None without a terminal or without ``rich``."""
         return Layout.of(self._stdout, coloured=self._coloured) if self.on_terminal else None
 
     @property
     def on_terminal(self) -> bool:
-        """Whether a person's terminal shows the result."""
+        """Return whether a person's terminal shows the result."""
         return not self.machine and self._stdout.isatty()
 
     @property
     def is_terminal(self) -> bool:
-        """Whether stdout is a terminal."""
+        """Return whether stdout is a terminal."""
         return self._stdout.isatty()
 
     def redraw(self, lines: Sequence[str]) -> None:
-        """Draw lines over a terminal's whole screen, each made safe, and cut to its width with a mark."""
+        """Draw lines over a terminal's whole screen, each made safe and cut to the width with a mark."""
         width, height = shutil.get_terminal_size()
         shown = [f"{_cut(safe(line), width)}\x1b[K" for line in lines[: height - 1]]
         print("\x1b[H" + "\n".join(shown) + "\x1b[J", end="", file=self._stdout, flush=True)
 
     def raw(self, text: str) -> None:
-        """Text for programs, as it is: an export's lines, a completion script. Flush when it is whole.
+        """Write text for programs unchanged: an export's lines, a completion script. Call ``flush`` at its end.
 
-        Where a terminal shows it instead, each line is made safe.
+        On a terminal, each line is made safe.
         """
         if self.is_terminal:
             text = "\n".join(safe(line.removesuffix("\r")) for line in text.split("\n"))
@@ -109,11 +109,11 @@ class Output:
         self._stdout.flush()
 
     def note(self, line: str) -> None:
-        """A remark beside the result (progress, warnings, errors): always on stderr."""
+        """Print a remark beside the result (progress, warnings, errors), always on stderr."""
         print(safe(self._reword(line)), file=self._stderr, flush=True)
 
     def document(self, value: Json) -> None:
-        """The result for machines; silent in text mode."""
+        """Print the result as JSON; silent in text mode."""
         if self.machine:
             print(self._reword(json.dumps(value)), file=self._stdout, flush=True)
 
@@ -128,7 +128,7 @@ class Output:
     def table_styled(
         self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None], *, indent: int = 0
     ) -> None:
-        """As ``table``, each row in its style where a terminal shows one."""
+        """Print as ``table`` does, each row in its style where the terminal supports it."""
         if (layout := self._layout()) is not None:
             body = [[safe(self._reword(cell)) for cell in row] for row in rows]
             layout.table([safe(head) for head in heads], body, styles, indent)
@@ -140,7 +140,7 @@ class Output:
 
 
 class Layout:
-    """Tables and paragraphs by the library ``rich``, of the extra ``cli``. Texts are safe when they come here."""
+    """Tables and paragraphs by the library ``rich``, of the extra ``cli``. Callers make texts safe."""
 
     def __init__(self, console: Any, coloured: bool) -> None:
         self.console = console
@@ -148,7 +148,7 @@ class Layout:
 
     @classmethod
     def of(cls, stream: TextIO, *, coloured: bool) -> Layout | None:
-        """The layout of a terminal; None where ``rich`` is not installed."""
+        """Return the layout of a terminal; None where ``rich`` is not installed."""
         try:
             from rich.console import Console
         except ImportError:
@@ -222,7 +222,7 @@ class Layout:
 
 
 _CONTINUED: Final = 2  # characters before the further lines of a row
-Measure = Callable[[str], int]  # of a text, the columns of a terminal that it takes
+Measure = Callable[[str], int]  # the number of terminal columns that a text takes
 
 
 def _widths(cells: Sequence[Sequence[str]], measure: Measure) -> list[int]:
@@ -230,9 +230,9 @@ def _widths(cells: Sequence[Sequence[str]], measure: Measure) -> list[int]:
 
 
 def _fit(cells: Sequence[Sequence[str]], room: int, measure: Measure = len) -> list[int] | None:
-    """The widths of columns that fit into a line: the first whole, the others with their longest word at least.
+    """Return the widths of columns that fit into a line: the first whole, the others with at least their longest word.
 
-    None where they do not fit.
+    Returns None where they do not fit.
 
     >>> _fit([("ID", "REASON"), ("1841", "not yet known")], 12), _fit([("ID", "REASON"), ("1841", "x")], 8)
     ([4, 6], None)
@@ -250,7 +250,7 @@ def _fit(cells: Sequence[Sequence[str]], room: int, measure: Measure = len) -> l
 
 
 def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The columns of each line of a row that takes several: as many as fit.
+    """Return the columns on each line of a row that takes several lines: as many as fit.
 
     >>> _parts([4, 9, 9], 15)
     [[0, 1], [2]]

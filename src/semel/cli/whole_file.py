@@ -1,4 +1,4 @@
-"""A file that appears whole or not at all: written beside its place under another name, then put there."""
+"""A file that appears whole or not at all: written under a temporary name beside its place, then moved there."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from semel.cli.terminal import Output
 
 
 def add_output(parser: Parser) -> None:
-    """Declare where a command writes the text that it is for."""
+    """Declare where a command writes its text."""
     parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
     parser.add_argument("--force", action="store_true", help="replace the file")
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Raise UsageFailed where a file should be replaced that no option names."""
+    """Raise UsageFailed where ``--force`` comes without ``--output``."""
     if options.force and options.output is None:
         raise UsageFailed("--force replaces the file of --output; give --output FILE")
 
 
 def write_output(options: argparse.Namespace, out: Output, about: dict[str, str], text: str) -> None:
-    """Write a text to the file of ``--output``, else to stdout; with ``--json`` as a member beside ``about``."""
+    """Write a text to the file of ``--output``, or to stdout; with ``--json`` as a member beside ``about``."""
     if options.output is not None:
         with WholeFile(options.output, "--output", replace=options.force) as file:
             file.write(text)
@@ -44,12 +44,12 @@ def write_output(options: argparse.Namespace, out: Output, about: dict[str, str]
 
 
 class WholeFile:
-    """Writes text to a file that is put in its place by :meth:`keep`; without that nothing is left behind.
+    """Writes text to a file that :meth:`keep` puts in its place; without that call, no file remains.
 
-    Parameters: ``path`` of the file; ``name`` of the argument that gave it, for messages; ``replace`` a file that
-    is there; ``remedy`` what to do where one is. Only its owner may read it.
+    Parameters: ``path`` of the file; ``name`` of the argument that gave it, for messages; ``replace`` an existing
+    file; ``remedy`` what to do where one exists. Only its owner may read it.
 
-    Raises UsageFailed where the file cannot be made, CommandFailed where one is there that must not be replaced or
+    Raises UsageFailed where the file cannot be made, CommandFailed where one exists that must not be replaced or
     where it cannot be written, such as on a full disk.
     """
 
@@ -57,7 +57,7 @@ class WholeFile:
         self._remedy = remedy
         self._name = name
         self._replace = replace
-        self._target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
+        self._target = Path(os.path.realpath(path))  # replace the target of a link, not the link
         self._temporary: Path | None = None
 
     def __enter__(self) -> Self:
@@ -71,13 +71,13 @@ class WholeFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # closing writes what is buffered: it fails again where the disk is full
+        with suppress(OSError):  # closing writes the buffer, which fails again on a full disk
             self._file.close()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
 
     def write(self, text: str) -> None:
-        """Add text. Lone surrogates, which no encoding has, are written as their escapes."""
+        """Add text. Lone surrogates, which cannot be encoded, are written as escapes."""
         with self._name_failure():
             self._file.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
@@ -89,14 +89,14 @@ class WholeFile:
             os.fsync(self._file.fileno())
         self._refuse_what_is_there()
         if not self._replace and self._link():
-            self._keep_name()  # the second name, which is the temporary one, goes with the context
+            self._keep_name()  # leaving the context removes the temporary name
             return
         os.replace(self._temporary, self._target)
         self._temporary = None
         self._keep_name()
 
     def _keep_name(self) -> None:
-        """Make the file's name durable, where the system lets a folder be flushed."""
+        """Make the file's name durable, where the system can flush a folder."""
         with suppress(PermissionError):  # Windows
             folder = os.open(self._target.parent, os.O_RDONLY)
             try:
@@ -114,7 +114,7 @@ class WholeFile:
             ) from error
 
     def _link(self) -> bool:
-        """Give the file its name if no other file has it by now; False on file systems without hard links."""
+        """Give the file its name unless another file has it by now; False on file systems without hard links."""
         assert self._temporary is not None
         try:
             os.link(self._temporary, self._target)

@@ -1,11 +1,11 @@
-"""The operators' pages: stuck commands, their causes, settling them (docs/console.md). Needs the extra ``console``."""
+"""The operators' pages: stuck commands, their causes, and forms to settle them (docs/console.md; extra ``console``)."""
 
 from __future__ import annotations
 
 from semel.extras import install_command
 
 try:
-    import jinja2  # noqa: F401 - a missing one is reported here, in a sentence
+    import jinja2  # noqa: F401 - reports a missing library here, in a sentence
     import starlette  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(

@@ -1,7 +1,7 @@
-"""The console as an ASGI application: every page is made on the server, from the documents that the command line has.
+"""The console as an ASGI application: the server renders every page from the command line's documents.
 
-No page has a key, a request or an answer's body. Every read is bounded. What settles something needs an operator whom
-``authorise`` names, a token of the form, and the fence that the operator has seen.
+No page has a key, a request or an answer's body. Every read is bounded. A request that settles something needs an
+operator whom ``authorise`` names, the form's token, and the fence that the operator has seen.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ Authorise = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
-FORM_BYTES_MAX: Final = 1024 * 1024  # a body of ANSWER_BYTES_MAX, as a form writes it
-FORM_FIELDS_MAX: Final = 100 + STEPS_MAX  # one for each step, 50 records, and the form's own
+FORM_BYTES_MAX: Final = 1024 * 1024  # room for a body of ANSWER_BYTES_MAX in a form's encoding
+FORM_FIELDS_MAX: Final = 100 + STEPS_MAX  # each step, 50 records, and the form's own fields
 LIVE_SECONDS: Final = 3
 CODED_ITEMS_MAX: Final = 100_000
 POLICY_RECORDS: Final = 500
@@ -85,7 +85,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with no-referrer a form's own Origin would be null
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send a null Origin with forms
     "Cache-Control": "no-store",
 }
 
@@ -102,12 +102,12 @@ class Console:
     """An ASGI application with the operators' pages of one store.
 
     Parameters: ``engine`` a sync :class:`~semel.Engine`, which the application opens and closes; ``authorise`` a
-    function of the request that returns the operator's name for the audit trail, or None for whom no page is (it may be
-    async); ``read_only`` shows no form and refuses every change; ``application`` such as ``shop.main:app``, whose
+    function of the request that returns the operator's name for the audit trail, or None to refuse the request (it may
+    be async); ``read_only`` shows no form and refuses every change; ``application`` such as ``shop.main:app``, whose
     declared policies are shown in place of those of the newest records; ``secret`` signs the forms: several processes
     behind one address need the same one, of at least 16 bytes.
 
-    Raises ConfigurationError where ``engine`` is not a sync engine or ``authorise`` no function.
+    Raises ConfigurationError where ``engine`` is not a sync engine or ``authorise`` is not a function.
 
     >>> from semel import Engine
     >>> Console(Engine.connect("memory://"), lambda request: request.headers.get("x-operator")).read_only
@@ -528,7 +528,7 @@ class Console:
         return RedirectResponse(f"{_base(request)}/events?parked=1", 303)
 
     def _release(self, request: Request, form: Mapping[str, str]) -> Response:
-        """Have a parked message handled at its next delivery, if it is the one that the operator has seen."""
+        """Release a parked message for its next delivery, if it has not changed since the operator loaded it."""
         consumer, id, seen = (form.get(name, "") for name in ("consumer", "message", "seen"))
         if not consumer or not id or max(len(consumer), len(id)) > MESSAGE_ID_MAX or "\0" in consumer + id:
             raise _Answer(400, "Unknown message", "consumer and message must come from the list of messages.")
@@ -578,7 +578,7 @@ class Console:
 
 _ONES: Final = {"records": "record", "bulks": "bulk", "imports": "import"}
 _ITEM_STATES: Final = tuple(state.name for state in ItemState)
-_ROW_STATES: Final = ("FAILED", "UNKNOWN")  # that the items tell apart: no other is looked for row by row
+_ROW_STATES: Final = ("FAILED", "UNKNOWN")  # states that items distinguish: no other is searched row by row
 _FILTERS: Final = ("state", "operation", "tenant", "caller", "lapsed", "before")
 _STATES: Final = {state_label(state.name): state for state in State}
 
@@ -605,7 +605,7 @@ def _settle_context(
 
 
 def _id_or(given: str | None, other: bytes) -> bytes:
-    """The id of a page's end."""
+    """Parse the id at which a page ends; ``other`` where none is given."""
     if not given:
         return other
     id = uuid_bytes(given)
@@ -622,7 +622,7 @@ def _place(request: Request, name: str) -> int:
 
 
 def _live(request: Request, is_running: bool) -> dict[str, Any]:
-    """Whether the page loads itself again, and the link that ends or begins that."""
+    """Return whether the page reloads itself, and the link that toggles this."""
     stopped = request.query_params.get("live") == "0"
     others = [(name, value) for name, value in request.query_params.multi_items() if name != "live"]
     query = urlencode(others if stopped else [*others, ("live", "0")])

@@ -20,7 +20,7 @@ _WELCOME: Final = """<!doctype html>
 
 
 class Loopback:
-    """Lets one browser in by a link, and none by another name of this machine.
+    """Admits one browser by a link, and refuses requests under any other host name.
 
     Parameters: ``user`` the operator's name; ``hosts`` as browsers write them, such as ``127.0.0.1:8085``. Its
     ``console`` is set afterwards, with :meth:`operator` as its ``authorise``.
@@ -32,10 +32,10 @@ class Loopback:
         self._user = user
         self._hosts = hosts
         self._session = secrets.token_urlsafe(24)
-        self._cookie = f"semel_console_{hosts[0].rpartition(':')[2]}"  # browsers tell no ports apart in cookies
+        self._cookie = f"semel_console_{hosts[0].rpartition(':')[2]}"  # browsers share cookies between ports
 
     def operator(self, request: Request) -> str | None:
-        """The operator who has the cookie."""
+        """Return the operator's name if the request has the cookie."""
         try:
             cookie = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
         except CookieError:
@@ -49,7 +49,7 @@ class Loopback:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        if request.headers.get("host", "") not in self._hosts:  # another name for this address is an attack
+        if request.headers.get("host", "") not in self._hosts:  # a different host name means an attack (DNS rebinding)
             await PlainTextResponse("unknown host\n", 421)(scope, receive, send)
             return
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
@@ -61,7 +61,7 @@ class Loopback:
             await PlainTextResponse(text, 403)(scope, receive, send)
             return
         self.token = None
-        # No redirect: browsers carry no Strict cookie over one that another site's link began.
+        # No redirect: after a link from another site, browsers do not send a Strict cookie with the redirect.
         response = HTMLResponse(_WELCOME, headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
         response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
         await response(scope, receive, send)

@@ -52,11 +52,11 @@ class Finding:
     force: str = ""
     reason: str = ""
     evidence: str = ""
-    steps: Mapping[str, bool] = field(default_factory=dict)  # by their names: whether they happened
+    steps: Mapping[str, bool] = field(default_factory=dict)  # whether each happened, by name
 
     @property
     def ends(self) -> bool:
-        """Whether it ends the whole command, by answering for its steps."""
+        """Whether it ends the whole command, with an outcome for each step."""
         return bool(self.steps)
 
 
@@ -83,7 +83,7 @@ class NotSettled(str):
 
 
 def recorded_steps(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
-    """The steps of the only record; nothing where there are several, or where it is a bulk. Raises StoreError."""
+    """Read the steps of the only record; empty for several records, a bulk or a damaged record. Raises StoreError."""
     if len(records) != 1 or is_bulk(records[0].recipe) or is_damaged(records[0]):
         return RecordedSteps()
     [record] = records
@@ -101,7 +101,7 @@ def recorded_steps(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
 
 
 def call_names(record: Record, listed: object) -> list[str]:
-    """The names of the calls that a command's steps have made, under which the other side knows it.
+    """Return the names of the calls that a command's steps have made, by which the other system knows them.
 
     Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
     """
@@ -116,7 +116,7 @@ def call_names(record: Record, listed: object) -> list[str]:
 def parse_finding(
     form: Mapping[str, str], records: Sequence[Record] = (), recorded: RecordedSteps | None = None
 ) -> tuple[Finding, dict[str, str]]:
-    """Read the finding in a form, and its errors by field.
+    """Parse the finding in a form, and return it with its errors by field.
 
     Parameters: ``recorded`` the steps of the only record.
 
@@ -128,7 +128,7 @@ def parse_finding(
     {'mail': False}
     """
     given = {name: form.get(name, "") for name in TEXTS}
-    # A browser sends each line's end as CR LF.
+    # Browsers send line ends as CR LF.
     finding = Finding(
         **{name: text.replace("\r\n", "\n") if name in _VERBATIM else text.strip() for name, text in given.items()},
         steps={
@@ -170,7 +170,7 @@ def parse_finding(
 
 
 def _wrong_steps(finding: Finding, recorded: RecordedSteps) -> str | None:
-    """The store's rules for steps, in the words of the form. The store decides under the record's lock."""
+    """Check the store's rules for steps, in the words of the form. The store decides, under the record's lock."""
     if finding.outcome == "step-succeeded" and finding.ends:
         return (
             "Either the step in doubt succeeded and the command continues, or the outcome of each step ends it: "
@@ -223,7 +223,7 @@ def _wrong_body(finding: Finding) -> str | None:
 
 
 def form_fields(record: Record) -> dict[str, str]:
-    """One record as form fields; ``seen`` identifies the version that the operator looked at."""
+    """Return one record as form fields; ``seen`` identifies the version that the operator saw."""
     return {
         "seen": seen_stamp(record),
         "id": uuid_text(record.operation_id),
@@ -235,9 +235,9 @@ def form_fields(record: Record) -> dict[str, str]:
 
 
 def seen_stamp(record: Record) -> str:
-    """Of a record that has gone on since, nothing is settled.
+    """Identify the version of a record, so that a form settles no record that has changed since.
 
-    What was in doubt and is CLAIMED by now has gone on: what was meant for the doubt would end the whole command.
+    A record in doubt may be CLAIMED by now: a resolution meant for the doubt would end the whole command.
     """
     resting = int(record.state == State.CLAIMED)
     return f"{uuid_text(record.operation_id)}:{record.fence}:{resting}:{step_of(record.doubt) or ''}"
@@ -246,7 +246,7 @@ def seen_stamp(record: Record) -> str:
 def settle_all(
     engine: Engine, chosen: Sequence[tuple[str, Record]], finding: Finding, operator: str, now: int, *, write: bool
 ) -> list[tuple[dict[str, str], str]]:
-    """Settle each record, or preview it; a :class:`Refused` for each that cannot be settled."""
+    """Settle or preview each record; the text is a :class:`NotSettled` for each that cannot be settled."""
     results: list[tuple[dict[str, str], str]] = []
     for seen, record in chosen:
         result: str
@@ -290,6 +290,6 @@ def _reason(finding: Finding) -> str:
 
 
 def _by_whom(engine: Engine, record: Record) -> str:
-    """The actor who settled it first, by the audit trail."""
+    """Describe the actor who settled the record first, by the audit trail."""
     audit = engine.perform("audit", lambda: engine.store.audit(record.id, 1))
     return f"; {audit[-1].actor} has settled it: {audit[-1].reason}" if audit else ""

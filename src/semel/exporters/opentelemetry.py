@@ -1,4 +1,4 @@
-"""OpenTelemetry: an observer whose events are metrics and spans, by the API alone; which SDK exports them is yours.
+"""OpenTelemetry: an observer that turns events into metrics and spans. It uses only the API; you choose the SDK.
 
 It needs the library opentelemetry-api: ``pip install 'semel[opentelemetry]'``.
 """
@@ -47,10 +47,10 @@ class OpenTelemetry:
     The metrics are those of :class:`~semel.exporters.prometheus.Prometheus`, by their names with dots, with the same
     bounds: 100 operations, 50 callers (``callers``; the first ones that were seen), the rest ``other``.
 
-    Each attempt is a span ``semel.command`` in the caller's trace: of a granted one from its grant to its settlement,
-    of any other one at the moment of its verdict. A granted one has a second span, ``semel.execution``, in a trace
-    whose id *is* the operation id, linked to the first. A replay's span is linked to that trace, whichever process ran
-    the first execution, and to the first execution's own span where that ran in this process. No attribute has a key.
+    Each attempt is a span ``semel.command`` in the caller's trace: from grant to settlement if it was granted, else at
+    the moment of its verdict. A granted attempt has a second span, ``semel.execution``, in a trace whose id *is* the
+    operation id, linked to the first. A replay's span links to that trace, whichever process ran the first execution,
+    and to the first execution's own span if it ran in this process. No attribute has a key.
 
     Parameters: ``meter_provider`` and ``tracer_provider``, the global ones by default.
 
@@ -83,7 +83,7 @@ class OpenTelemetry:
         self._lock = threading.Lock()
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
-        """Take one event of an engine."""
+        """Record one event of an engine."""
         series = SERIES.get(name)
         if series is None:  # an event of a newer Semel
             return
@@ -123,7 +123,7 @@ class OpenTelemetry:
             "semel.execution", context=parent, attributes=attributes, links=[Link(context)]
         )
         with self._lock:
-            former = self._open.pop(id, None)  # an execution that was taken over
+            former = self._open.pop(id, None)  # the former holder's, if the execution was taken over
             self._open[id] = span, execution
             if len(self._open) > REMEMBERED_MAX and former is None:
                 _, former = self._open.popitem(last=False)
@@ -152,7 +152,7 @@ class OpenTelemetry:
 
 
 def execution_context(operation_id: str, flags: int = TraceFlags.SAMPLED) -> SpanContext:
-    """The trace context of an operation's first execution, in every process: the trace id is the operation id.
+    """Return the trace context of an operation's first execution, in any process: the trace id is the operation id.
 
     >>> f"{execution_context('0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55').trace_id:032x}"
     '0199e0c47d3a7a529f0e6f2f4e1f6a55'

@@ -115,12 +115,12 @@ class Prometheus:
         self._purged_at = self._sink.cell(PURGED_AT, ())
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
-        """Take one event of an engine."""
+        """Count one event of an engine."""
         if name == "mismatches":
             self._of_caller(SERIES[name], (labels["operation"],), detail)
             return
         cell = self._cells.get((name, *labels.values())) or self._cell(name, labels)
-        if type(cell) is _Sum:  # most of them; a call less
+        if type(cell) is _Sum:  # the most frequent kind: saves a call
             with cell.lock:
                 cell.total += value
         else:
@@ -128,7 +128,7 @@ class Prometheus:
         if name == "claims":
             if labels["verdict"] == "Proceed":
                 self._of_caller(CALLER_KEYS, (), detail)
-        elif name == "records":  # what a reaper tells at the end of a purge
+        elif name == "records":  # the event of a reaper at the end of a purge
             self._purged_at(time.time())
 
     def _cell(self, name: str, labels: Mapping[str, str]) -> Cell:
@@ -161,9 +161,9 @@ class Prometheus:
             self._own.close()
 
     def asgi(self) -> Callable[..., Awaitable[None]]:
-        """An ASGI application that answers with the series, to be mounted at ``/metrics``. Put it behind your firewall.
+        """Return an ASGI application that answers with the series. Mount it at ``/metrics``, behind your firewall.
 
-        Reading the store does not hold the event loop.
+        Reading the store does not block the event loop.
         """
         registry = self.registry
 
@@ -180,7 +180,7 @@ class Prometheus:
         return metrics
 
     def wsgi(self) -> Callable[..., Any]:
-        """A WSGI application that answers with the series: prometheus-client's own."""
+        """Return prometheus-client's WSGI application, which answers with the series."""
         app: Callable[..., Any] = make_wsgi_app(self.registry)
         return app
 
@@ -188,7 +188,7 @@ class Prometheus:
     def serve(self, host: str = "127.0.0.1", port: int = 9464) -> Iterator[int]:
         """Serve the series on a separate port in a thread; yields the port. 0: any free port.
 
-        Raises ConfigurationError where the port cannot be had.
+        Raises ConfigurationError where it cannot listen on the port.
         """
         try:
             server, thread = start_http_server(port, host, self.registry)
@@ -203,7 +203,7 @@ class Prometheus:
 
 
 def own_registry() -> CollectorRegistry | None:
-    """A registry for one exporter alone. None where all processes of a host share files: that makes its own."""
+    """Return a registry for one exporter; None where processes share files, and :class:`Prometheus` makes its own."""
     return None if os.environ.get("PROMETHEUS_MULTIPROC_DIR") else CollectorRegistry()
 
 
@@ -242,7 +242,7 @@ class _Last:
         self.total: float | None = None
 
     def begin_process(self) -> None:
-        """It has no lock."""
+        """Do nothing: a gauge has no lock."""
 
     def __call__(self, value: float) -> None:
         self.total = value
@@ -269,7 +269,7 @@ class _Buckets:
             self.total += value
 
     def read_buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """The buckets as Prometheus has them, each with those below, and the sum."""
+        """Return cumulative buckets, as Prometheus expects them, and the sum."""
         with self._lock:
             counts, total = list(self.counts), self.total
         below, found = 0, []
@@ -312,7 +312,7 @@ class _Local(Collector):
             self._cells[series] = {key: kept for key, kept in self._cells[series].items() if key[place] != value}
 
     def describe(self) -> list[Metric]:
-        """The static description of the gauges."""
+        """Describe the series without their values."""
         return [_family(series) for series in _ALL]
 
     def collect(self) -> Iterator[Metric]:
@@ -343,13 +343,13 @@ class _Shared:
     def _metric(self, series: Series) -> Counter | Gauge | Histogram:
         if series.kind == "counter":
             return Counter(series.name, series.help, series.labels, registry=None)
-        if series.kind == "gauge":  # all processes tell of the same store: the newest value counts, not the sum
+        if series.kind == "gauge":  # all processes report the same store: the newest value counts, not the sum
             return Gauge(series.name, series.help, series.labels, registry=None, multiprocess_mode="mostrecent")
         return Histogram(series.name, series.help, series.labels, registry=None, buckets=BUCKETS)
 
     def cell(self, series: Series, labels: tuple[str, ...]) -> Cell:
         if series is PURGED_AT:
-            return self._set_purged_at  # made by the first purge: a process that has none must not say 0
+            return self._set_purged_at  # set by the first purge: a process without one must not report 0
         metric = self._metrics[series]
         child = metric.labels(*labels) if series.labels else metric
         cell: Cell = getattr(child, {"counter": "inc", "gauge": "set", "histogram": "observe"}[series.kind])
@@ -359,7 +359,7 @@ class _Shared:
         self._metrics[PURGED_AT].set(value)
 
     def forget(self, series: Series, label: str, value: str) -> None:
-        return None  # the files keep what was written; see TopCallers, which replaces none here
+        return None  # the files cannot drop series, so TopCallers replaces no caller here
 
 
 # --- the store's own state ------------------------------------------------------------------------
@@ -380,7 +380,7 @@ _STORE: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 class StoreGauges(Collector):
     """Gauges of a store's state, by a census: at most 1,000 rows are read, however many there are.
 
-    Parameters: ``engine`` a sync engine; ``every_seconds`` a scrape that comes sooner sees the last look again.
+    Parameters: ``engine`` a sync engine; ``every_seconds``: an earlier scrape gets the last look again.
     """
 
     def __init__(self, engine: Engine, every_seconds: float = CENSUS_SECONDS) -> None:

@@ -1,6 +1,6 @@
-"""The series that exporters write: their names and labels, and how every label is bounded.
+"""The series that exporters write: their names and labels, and the bounds of every label.
 
-The table is the same for Prometheus and OpenTelemetry: a name with dots, which Prometheus reads with underscores.
+Prometheus and OpenTelemetry share the table: its names have dots, which Prometheus turns into underscores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OTHER: Final = "other"
 VALUES_MAX: Final = 100  # different values of one label, except callers; further values become `other`
 LABEL_LENGTH_MAX: Final = 100
 CALLERS_MAX: Final = 1000
-_CANDIDATES: Final = 8  # callers that are counted, for each one that is shown
+_CANDIDATES: Final = 8  # callers counted for each one shown
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -33,7 +33,7 @@ class Series(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as Prometheus has it.
+        """The name in Prometheus.
 
         >>> SERIES["claims"].name
         'idempotency_claims_total'
@@ -43,7 +43,7 @@ class Series(NamedTuple):
 
 SERIES: Final[Mapping[str, Series]] = {
     "claims": Series("idempotency.claims.total", "counter", ("operation", "outcome"), "Attempts, by verdict"),
-    "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were given again"),
+    "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were replayed"),
     "mismatches": Series(
         "idempotency.fingerprint_mismatch.total",
         "counter",
@@ -59,21 +59,27 @@ SERIES: Final[Mapping[str, Series]] = {
     "expired": Series(
         "idempotency.expired.total", "counter", ("operation",), "Attempts at a key whose answer is forgotten"
     ),
-    "settlements": Series("semel.settlements.total", "counter", ("operation", "outcome"), "How permits ended"),
-    "rebuilds": Series("semel.rebuilds.total", "counter", ("operation", "outcome"), "Answers that were made again"),
+    "settlements": Series(
+        "semel.settlements.total", "counter", ("operation", "outcome"), "Permits that ended, by outcome"
+    ),
+    "rebuilds": Series("semel.rebuilds.total", "counter", ("operation", "outcome"), "Answers that were rebuilt"),
     "unprotected": Series(
         "semel.unprotected.total", "counter", ("operation", "reason"), "Requests that ran unprotected"
     ),
-    "lapsed": Series("semel.lapsed.total", "counter", ("operation",), "Leases that were found over"),
-    "reconciled": Series("semel.reconciled.total", "counter", ("operation", "found"), "Questions to reconcilers"),
-    "gave_up": Series("semel.gave_up.total", "counter", ("operation",), "Outcomes that only an operator can find out"),
+    "lapsed": Series("semel.lapsed.total", "counter", ("operation",), "Leases that were found expired"),
+    "reconciled": Series(
+        "semel.reconciled.total", "counter", ("operation", "found"), "Calls of reconcilers, by finding"
+    ),
+    "gave_up": Series(
+        "semel.gave_up.total", "counter", ("operation",), "Outcomes that reconcilers left to an operator"
+    ),
     "superseded": Series("semel.superseded.total", "counter", ("operation",), "Holders that lost their record"),
     "weak_keys": Series("semel.weak_keys.total", "counter", ("operation", "weakness"), "Attempts with a weak key"),
     "records": Series("semel.records", "gauge", ("state",), "Records in each state, as of the last purge"),
-    "purged": Series("semel.purged.total", "counter", ("kind",), "What purges dropped and forgot"),
-    "events_published": Series("semel.events_published.total", "counter", ("topic",), "Events that a broker has"),
+    "purged": Series("semel.purged.total", "counter", ("kind",), "Rows and answers that purges deleted"),
+    "events_published": Series("semel.events_published.total", "counter", ("topic",), "Events that were published"),
     "events_refused": Series("semel.events_refused.total", "counter", ("topic",), "Events that a broker refused"),
-    "events_parked": Series("semel.events_parked.total", "counter", ("topic",), "Events that are tried no more"),
+    "events_parked": Series("semel.events_parked.total", "counter", ("topic",), "Events that were parked"),
     "events_waiting": Series("semel.events", "gauge", ("kind",), "Events that wait or are parked"),
     "events_oldest_seconds": Series("semel.events_oldest.seconds", "gauge", (), "Age of the oldest waiting event"),
     "wait_seconds": Series("semel.wait.seconds", "histogram", ("operation",), "How long duplicates waited"),
@@ -83,16 +89,16 @@ SERIES: Final[Mapping[str, Series]] = {
 """One series for each event of :data:`semel.telemetry.EVENTS`, by the event's name."""
 
 CALLER_KEYS: Final = Series(
-    "semel.caller_keys.total", "counter", ("caller",), "New keys of the callers that make the most"
+    "semel.caller_keys.total", "counter", ("caller",), "New keys of the callers with the most new keys"
 )
 PURGED_AT: Final = Series(
-    "semel.purge_timestamp.seconds", "gauge", (), "When a purge last came to its end, in seconds since 1970"
+    "semel.purge_timestamp.seconds", "gauge", (), "When a purge last finished, in seconds since 1970"
 )
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 def label_text(value: str) -> str:
-    r"""A label's value that no exposition format trips over: safe, and not endless.
+    r"""Make a label's value safe for every exposition format, and limit its length.
 
     >>> label_text("al\nice"), len(label_text("a" * 1000))
     ('al\\x0aice', 100)
@@ -119,7 +125,7 @@ class Bounds:
         self._lock = threading.Lock()
 
     def value(self, label: str, value: str) -> str:
-        """The value to show of a label."""
+        """Return the value to show for a label."""
         text = label_text(value)
         with self._lock:
             values = self._values.setdefault(label, set())
@@ -139,9 +145,9 @@ class _Shown:
 class TopCallers:
     """The callers with their own label: the most frequent ones. All others are ``other``.
 
-    Occurrences are counted for eight times as many callers (Misra and Gries: when there is room for no more, all counts
-    fall by one), so that memory is bounded and a frequent caller is found however many rare ones there are. A caller
-    takes the label of another one once it was seen more often.
+    It counts eight times as many callers (Misra and Gries: when no room is left, all counts fall by one), so that
+    memory is bounded and rare callers, however many, cannot hide a frequent one. A caller that becomes more frequent
+    than a labelled one takes over its label.
 
     Parameters: ``most`` how many callers have a label, up to 1,000; ``replaces`` False: the first ones keep theirs.
 
@@ -157,7 +163,7 @@ class TopCallers:
             raise ConfigurationError(f"callers must be a whole number from 0 to {CALLERS_MAX}; it is {most!r}")
         self._most = most
         self._replaces = replaces
-        self._counts: dict[str, int] = {}  # of callers without a label
+        self._counts: dict[str, int] = {}  # counts of callers without a label
         self._shown: dict[str, _Shown] = {}
         self._least = 0
         self.begin_process()
@@ -168,10 +174,10 @@ class TopCallers:
         self._lock = threading.Lock()
 
     def see(self, caller: str) -> tuple[str, str | None]:
-        """Count a caller; the label to use, and a label that has gone (its series can be forgotten)."""
+        """Count a caller. Return the label to use, and a label that was replaced (its series can be dropped)."""
         shown = self._shown.get(caller)
         if shown is not None:
-            shown.count += 1  # without the lock: a lost count changes the order of callers, but no series
+            shown.count += 1  # without the lock: a lost count affects the order of callers, but no series
             return shown.label, None
         with self._lock:
             gone = None
@@ -179,7 +185,7 @@ class TopCallers:
                 if not self._replaces or not self._shown:
                     return OTHER, None
                 count = self._count(caller)
-                if count <= self._least:  # counts that are shown only grow, so the least is not smaller now
+                if count <= self._least:  # shown counts only grow, so the least cannot be smaller now
                     return OTHER, None
                 name, least = min(self._shown.items(), key=lambda each: each[1].count)
                 self._least = least.count

@@ -1,4 +1,4 @@
-"""Files that suppliers send: known by their content, had once, each row booked once."""
+"""Files that suppliers send: identified by their content, imported once, each row booked once."""
 
 from semel.errors import ImportRefused, ItemFailed
 from semel.imports.booking import Row, RowOutcome

@@ -31,8 +31,8 @@ NOT_BOOKED: Final = "NOT_BOOKED"
 Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]
 _SAVEPOINT: Final = "semel_preview"
 _ENDED: Final = (
-    "the preview could not leave a row's savepoint ({error}): a handler may have no commit() and rollback() of its own "
-    "there. Leave them out, since Semel commits what a row writes and undoes what a failed one wrote; or skip them "
+    "the preview could not leave a row's savepoint ({error}): the handler must not call commit() or rollback() itself "
+    "there. Remove these calls, since Semel commits a row's writes and rolls back a failed row's; or skip them "
     "where row.preview is true"
 )
 
@@ -41,9 +41,9 @@ _ENDED: Final = (
 class Row:
     """One row, as its handler gets it.
 
-    ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it;
-    ``connection`` what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether
-    nothing of this will be kept.
+    ``number`` of the row from 1 and ``line`` of its file; ``value`` the row as ``validate`` returned it;
+    ``connection`` on which an atomic handler writes (None for others); ``id`` its name in the job; ``preview`` whether
+    a rollback follows.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Row:
     _item: BulkItem = field(repr=False)
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for one downstream call of this row, stable over retries; see :meth:`BulkItem.key_for`."""
+        """Derive a key for one downstream call of this row, stable over retries; see :meth:`BulkItem.key_for`."""
         return self._item.key_for(name, ordinal)
 
 
@@ -82,7 +82,7 @@ class RowOutcome(NamedTuple):
     retryable: bool = False
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the outcome as JSON."""
         return {
             "row": self.number,
             "state": self.state,
@@ -97,7 +97,7 @@ class RowOutcome(NamedTuple):
 
 
 def row_outcome(outcome: ItemOutcome) -> RowOutcome:
-    """A row's outcome from that of its item."""
+    """Convert an item's outcome to that of its row."""
     told = read_detail(outcome.detail) if outcome.state in (ItemState.FAILED, ItemState.UNKNOWN) else {}
     target, result = read_hidden_ids(outcome.detail)
     skipped = outcome.state is ItemState.SUCCEEDED and outcome.error_code == KNOWN
@@ -121,7 +121,7 @@ def row_outcome(outcome: ItemOutcome) -> RowOutcome:
 
 
 def items_of(form: Format, file: IO[bytes], lines: Lines) -> Iterator[bytes]:
-    """The rows of a file as items of a bulk. Raises UnreadableFile."""
+    """Yield the rows of a file as items of a bulk. Raises UnreadableFile."""
     file.seek(0)
     for row in form.rows(file, lines):
         yield bad_item(row) if isinstance(row, BadRow) else row_item(row)
@@ -129,10 +129,10 @@ def items_of(form: Format, file: IO[bytes], lines: Lines) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """Makes a row of an item, and calls the handler: as a bulk's handler, and in a preview.
+    """The bulk's handler: converts each item to a row and calls the row's handler, also in a preview.
 
-    Parameters: ``handler`` None where it may not be called; ``refuses`` every row, since one of them is wrong;
-    ``hides`` what the handler says of a row in its detail, which is sealed.
+    Parameters: ``handler`` None where it must not be called; ``refuses`` every row, since one of them is wrong;
+    ``hides`` the ids that the handler returns in the detail, which is sealed.
     """
 
     checks: Checks
@@ -151,7 +151,7 @@ class Booking:
         line = self.lines.line_of(item.place)
         try:
             value = self.checks(found[0])
-        except Exception as error:  # of pydantic, of a function, or of a row that is not what a function expects
+        except Exception as error:  # from pydantic, a function, or a row that a function does not expect
             if is_wrong_for_all(error):
                 raise
             raise _item_failed(invalid_of(error, line), written=False) from None
@@ -175,11 +175,11 @@ class Booking:
             raise
 
     def describe(self, place: int) -> bytes:
-        """The detail of a row whose handler left none: its line. Any text of an exception may hold the row's values."""
+        """Make the detail of a row whose handler left none: its line alone, as an exception's text may hold values."""
         return packed_detail(BadRow(self.lines.line_of(place), None, "", ""))
 
     def first_wrong(self, listed: Iterator[bytes]) -> bool:
-        """Whether a row cannot be read, or is not valid: without its handler."""
+        """Return whether any row is unreadable or invalid, without calling the handler."""
         from semel.bulk.rules import read_item
 
         for raw in listed:
@@ -188,7 +188,7 @@ class Booking:
                 return True
             try:
                 self.checks(found[0])
-            except Exception as error:  # as where the row is booked
+            except Exception as error:  # as in booking the row
                 if is_wrong_for_all(error):
                     raise
                 return True
@@ -200,7 +200,7 @@ def _item_failed(bad: BadRow, *, written: bool) -> ItemFailed:
 
 
 def _move_ids_to_detail(returned: object) -> object:
-    """A handler's result with its ids moved into the detail. An unknown type stays unchanged."""
+    """Move the ids of a handler's result into the detail. An unknown type stays unchanged."""
     done = Done(returned) if isinstance(returned, str) else returned
     if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
         return done
@@ -208,15 +208,15 @@ def _move_ids_to_detail(returned: object) -> object:
 
 
 def _hide(detail: bytes | None, target_id: str | None, result_id: str | None) -> PackedDetail:
-    """A detail with the ids in it. What the handler gave keeps the limit that it has everywhere."""
+    """Return a detail with the ids in it. The handler's own detail keeps its usual size limit."""
     check_detail(detail)
     return PackedDetail(hide_ids(detail, target_id, result_id))
 
 
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
-    """Try a row in a transaction that is undone later: a failed row's writes are undone at once.
+    """Try a row in a transaction that is rolled back later; a failed row's writes are rolled back at once.
 
-    Raises what is wrong for all rows, such as HandlerError where the handler ended the row's savepoint; and
+    Raises errors that affect all rows, such as HandlerError where the handler ended the row's savepoint; and
     StoreUnavailable for a conflict.
     """
     if listed.error is not None:
@@ -236,7 +236,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
             if connection is not None:
                 await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             outcome, sure, _ = failure_inside(listed, error)
-            if sure or attempt:  # as in a run, an undeclared failure is tried again
+            if sure or attempt:  # as in a run, an undeclared failure is retried
                 return outcome if outcome.detail is not None else outcome._replace(detail=booking.describe(item.place))
         else:
             if connection is not None:
@@ -246,7 +246,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
 
 
 async def _leave(connection: Any, text: str) -> None:
-    """Leave a row's savepoint. Raises HandlerError where it is not there any more."""
+    """Leave a row's savepoint. Raises HandlerError where it no longer exists."""
     try:
         await _execute(connection, text)
     except Exception as error:
@@ -261,7 +261,7 @@ async def _execute(connection: Any, text: str) -> None:
 
 
 def check_handler(handler: object) -> None:
-    """Raise HandlerError where rows cannot be handed to it."""
+    """Raise HandlerError for a handler that is not a coroutine function."""
     called = getattr(handler, "__call__", None)  # noqa: B004 - whether an object's call is awaited
     if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(called):
         raise HandlerError("a row's handler must be a coroutine function: async def book(row): ...")

@@ -1,7 +1,7 @@
 """Store the bytes of imports by their SHA-256: in the database, in a folder, or behind two methods of your own.
 
-Bytes are kept before the job that needs them is stored, so that no job is without them. What no job needs any more, and
-what a killed process has left behind, is dropped by ``purge`` after an hour.
+Semel stores the bytes before the job that needs them, so that every job has its bytes. After an hour ``purge`` drops
+bytes that no job needs any more, and the leftovers of killed processes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ContentMissing(Exception):
-    """The bytes of a job are not where they should be."""
+    """The bytes of a job are missing."""
 
 
 @runtime_checkable
 class Content(Protocol):
     """Keeps bytes by their digest, such as an object store. Both methods may be called again for the same digest.
 
-    Of imports with ``answers="seal"`` the name is the digest with ``.sealed`` behind it, and the bytes are sealed.
+    For imports with ``answers="seal"`` the name is the digest followed by ``.sealed``, and the bytes are sealed.
     """
 
     async def write(self, digest: str, file: IO[bytes]) -> None:
         """Keep the bytes of a file, read from its beginning (``seek(0)``, ``read(n)``).
 
-        When this returns they survive a crash of the host.
+        Once this returns, the bytes must survive a crash of the host.
         """
 
     def read(self, digest: str) -> AsyncIterator[bytes]:
-        """The bytes in pieces. Raises ContentMissing where there are none."""
+        """Yield the bytes in pieces. Raises ContentMissing where there are none."""
 
 
 @runtime_checkable
@@ -54,11 +54,11 @@ class Forgets(Protocol):
     """A :class:`Content` that can delete bytes. One that cannot needs its own rule, such as a bucket's lifecycle."""
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
-        """Drop bytes that no job needs and that are unused for an hour; returns how many digests."""
+        """Drop bytes that no job has needed for an hour, and return the number of digests."""
 
 
 class DatabaseContent:
-    """Keeps bytes in Semel's own database, in parts of 256 KiB: nothing more to back up, nothing more to mount.
+    """Keeps bytes in Semel's own database, in parts of 256 KiB: nothing else to back up or to mount.
 
     Parameters: ``engine`` of the imports.
     """
@@ -75,7 +75,7 @@ class DatabaseContent:
         size = file.size if isinstance(file, SealedFile) else await asyncio.to_thread(file.seek, 0, os.SEEK_END)
         if await self._engine.perform("import_content", lambda: rows.touch(id, size, form)):
             return
-        # A part is a whole frame: two processes that write the same file at once may each write some of them.
+        # A part is a whole frame: two processes that write the same file at once may each write some of the parts.
         parts = file.frames() if isinstance(file, SealedFile) else _blocks(file)
         place = 0
         while part := await asyncio.to_thread(next, parts, b""):
@@ -88,7 +88,7 @@ class DatabaseContent:
             raise ContentMissing("the parts of the file were dropped while they were written; send it again")
 
     async def read(self, digest: str) -> AsyncIterator[bytes]:
-        """The bytes, part by part."""
+        """Yield the bytes, part by part."""
         (id, form), rows = _of(digest), self._rows
         if not await self._engine.perform("import_content", lambda: rows.has_blob(id, form)):
             raise ContentMissing("the database does not hold the file's bytes")
@@ -98,7 +98,7 @@ class DatabaseContent:
             place += 1
 
     async def doubt(self, digest: str) -> None:
-        """Drop bytes that are not those that were sent: the next upload of them writes them again."""
+        """Drop damaged bytes: the next upload of the file writes them again."""
         id, form = _of(digest)
         await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id, form))
 
@@ -123,9 +123,9 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 class FolderContent:
     """Keeps bytes in a folder of this store's own: a temporary file, fsync, rename to the digest.
 
-    Parameters: ``folder``, which is made where it is not there. All processes of the store must share it.
+    Parameters: ``folder``, created if it does not exist. All processes of the store must share it.
 
-    Raises PolicyError where it cannot be a folder.
+    Raises PolicyError where it cannot be created.
     """
 
     kind: Final = "folder"
@@ -138,15 +138,15 @@ class FolderContent:
             raise PolicyError(f"folder {str(folder)!r} cannot be used: {error.strerror or error}") from None
 
     def path(self, digest: str) -> Path:
-        """The path of the bytes."""
+        """Return the path of the bytes."""
         return self.folder / digest[:2] / digest
 
     async def write(self, digest: str, file: IO[bytes]) -> None:
-        """Keep the bytes of a file. Raises ImportRefused where the disk is full, and leaves nothing of it."""
+        """Keep the bytes of a file. Raises ImportRefused where the disk is full, and leaves no partial file."""
         await asyncio.to_thread(self.write_now, digest, file)
 
     def write_now(self, digest: str, file: IO[bytes]) -> None:
-        """As :meth:`write`, in the calling thread."""
+        """Keep the bytes as :meth:`write` does, in the calling thread."""
         target = self.path(digest)
         part = self.folder / f"{PARTIAL}{secrets.token_hex(8)}"
         try:
@@ -157,7 +157,7 @@ class FolderContent:
                     made.write(block)
                 made.flush()
                 os.fsync(made.fileno())
-            os.replace(part, target)  # also if it is there: so no purge drops what was just written
+            os.replace(part, target)  # even if it exists: its new time keeps a purge from dropping it
             _sync_folder(target.parent)
             _sync_folder(self.folder)
         except BaseException as error:
@@ -168,7 +168,7 @@ class FolderContent:
             raise
 
     async def read(self, digest: str) -> AsyncIterator[bytes]:
-        """The bytes in pieces."""
+        """Yield the bytes in pieces."""
         try:
             file = await asyncio.to_thread(self.path(digest).open, "rb")
         except FileNotFoundError:
@@ -201,7 +201,7 @@ class FolderContent:
         return found
 
     def _drop(self, path: Path, old: float) -> int:
-        """Move it away, and back where an upload has just written it again."""
+        """Drop a file by moving it away first; move it back if an upload has just written it again."""
         away = self.folder / f"{_DROPPED}{secrets.token_hex(8)}"
         try:
             os.rename(path, away)
@@ -224,7 +224,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def of_disk(error: OSError) -> Exception:
-    """The uploader's error for a disk error: no space, or the error itself."""
+    """Return the uploader's error for a disk error: a refusal for no space, else the error itself."""
     if error.errno in _DISK_FULL:
         return ImportRefused("the server's disk is full; nothing of the file is kept", "NO_ROOM")
     return error

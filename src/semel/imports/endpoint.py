@@ -1,4 +1,4 @@
-"""Imports as endpoints of ASGI frameworks: a file is taken, a job is answered."""
+"""Imports as endpoints of ASGI frameworks: they accept a file and answer with a job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SupplierOf = Callable[[AsgiRequest], object]
 
 
 class AddRoute(Protocol):
-    """Adds one endpoint to an application: its path as ``/imports/{import_id}``, its method, and what answers."""
+    """Adds one endpoint to an application: its path as ``/imports/{import_id}``, its method, and its function."""
 
     def __call__(
         self, path: str, method: str, respond: Callable[[AsgiRequest], Any], endpoint: ImportEndpoint | None
@@ -49,7 +49,7 @@ class AddRoute(Protocol):
 
 
 class ImportEndpoint:
-    """The upload endpoint of one kind of imports, and the questions about its jobs. Made by ``semel.imports(...)``."""
+    """The upload endpoint of one kind of imports, made by ``semel.imports(...)``."""
 
     def __init__(
         self,
@@ -149,19 +149,19 @@ class ImportEndpoint:
         return self._surface.caller(request.asked)
 
     async def allows(self, request: AsgiRequest, supplier: str) -> bool:
-        """Whether this request may see and send this supplier's files."""
+        """Return whether this request may see and send this supplier's files."""
         allowed = self._may(request.own, supplier)
         return bool(await allowed if inspect.isawaitable(allowed) else allowed)
 
     def problem(self, error: SemelError) -> Answer:
-        """The answer to a refused request; a store's failure is logged."""
+        """Return the answer to a refused request, and log a store's failure."""
         if not isinstance(error, RequestError):
             self._surface.outage.tell(error)
         return problem_of(self._surface.problems, error)
 
 
 class Jobs:
-    """The questions about jobs, of all imports of an application that share a path."""
+    """The read endpoints for jobs, of all imports of an application that share a path."""
 
     def __init__(self, surface: HttpSettings) -> None:
         self._surface = surface
@@ -251,7 +251,7 @@ def add_imports(
     jobs_path: str,
     idle_seconds: float,
 ) -> ImportEndpoint:
-    """Implements ``semel.imports``. Raises ConfigurationError, when the application is built."""
+    """Implement ``semel.imports``. Raises ConfigurationError when the application is built."""
     if not isinstance(imports, Imports):
         raise ConfigurationError(
             f"semel.imports takes one Imports, not {name_type(imports)}; call it once for each, with its own path"
@@ -271,7 +271,7 @@ def add_imports(
     _ = imports.handler
     jobs = semel.import_jobs.setdefault(jobs_path, Jobs(semel.surface))
     if any(imports.operation in each.endpoints for each in semel.import_jobs.values()):
-        raise ConfigurationError(f"two imports are named {imports.operation!r}: their keys would collide")
+        raise ConfigurationError(f"duplicate imports {imports.operation!r}: their keys would collide")
     endpoint = ImportEndpoint(semel.surface, imports, supplier_source(supplier), may, jobs_path, idle_seconds)
     is_first = not jobs.endpoints
     jobs.endpoints[imports.operation] = endpoint
@@ -284,7 +284,7 @@ def add_imports(
 
 
 def supplier_source(supplier: str | Callable[[Any], object]) -> SupplierOf:
-    """The source of a request's supplier: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
+    """Return the function that reads a request's supplier from ``"path:NAME"``, ``"header:NAME"`` and so on."""
     if callable(supplier):
         return lambda request: supplier(request.own)
     kind, _, name = supplier.partition(":") if isinstance(supplier, str) else ("", "", "")

@@ -29,7 +29,7 @@ from semel.imports.run import Imports
 from semel.imports.upload import TOO_LARGE
 
 MARK: Final = b"semel-import"
-FORM_BYTES: Final = 64 * 1024  # of a multipart form beside its file
+FORM_BYTES: Final = 64 * 1024  # beside the file of a multipart form
 KINDS: Final = {
     kind.code.removeprefix("IMPORT_"): kind
     for kind in (
@@ -56,7 +56,7 @@ _HEADERS: Final = ((b"content-type", b"application/json"), (b"cache-control", b"
 
 
 class FileHead(NamedTuple):
-    """The description of a file in a request's head. ``boundary`` of a multipart form; None for a raw body."""
+    """A file as a request's head describes it. ``boundary`` of a multipart form; None for a raw body."""
 
     media_type: str
     boundary: bytes | None
@@ -106,9 +106,9 @@ def _unquote(key: str) -> str:
 
 
 def check_media_type(media_type: str, imports: Imports, *, in_form: bool) -> None:
-    """Check that a declared format takes a file, and say how to name its type. Raises ImportRefused.
+    """Check that a declared format takes a file. Raises ImportRefused, which explains how to name the type.
 
-    Parameters: ``in_form`` whether the type is that of the form's file part, which the form's own header does not have.
+    Parameters: ``in_form`` whether the type is that of a form's file part, which has its own header.
     """
     known = [name for form in imports.formats for name in form.media_types]
     essence = media_type.partition(";")[0].strip().lower()
@@ -131,7 +131,7 @@ def check_length(size: int, head: FileHead) -> None:
 
 
 def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
-    """202 for a new job, 200 for an existing one, with its current state."""
+    """Answer 202 for a new job, 200 for an existing one, with its current state."""
     location = f"{jobs_path}/{job.id}".encode()
     headers = [*_HEADERS, (MARK, b"created" if job.is_new else b"existing"), (b"location", location)]
     if not job.is_over:
@@ -140,22 +140,22 @@ def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
 
 
 def answer_job(job: ImportJob) -> Answer:
-    """The current state of a job."""
+    """Answer with the current state of a job."""
     return _answer(200, job.document(), [*_HEADERS, *([] if job.is_over else [(b"retry-after", b"1")])])
 
 
 def answer_jobs(jobs: list[ImportJob]) -> Answer:
-    """Jobs that were found by their key."""
+    """Answer with the jobs found by a key."""
     return _answer(200, {"imports": [job.document() for job in jobs]}, [*_HEADERS])
 
 
 def answer_rows(rows: list[RowOutcome], after: int | None) -> Answer:
-    """A page of what became of rows."""
+    """Answer with a page of rows' outcomes."""
     return _answer(200, {"rows": [row.document() for row in rows], "after": after}, [*_HEADERS])
 
 
 def answer_preview(preview: Preview) -> Answer:
-    """The preview of a run."""
+    """Answer with the preview of a run."""
     return _answer(200, preview.document(), [*_HEADERS])
 
 
@@ -165,13 +165,13 @@ def _answer(status: int, document: Mapping[str, Any], headers: list[tuple[bytes,
 
 
 def problem_of(problems: Problems, error: SemelError) -> Answer:
-    """The answer to an upload or a question that is refused. Nothing of the file is kept."""
+    """Return the answer to a refused upload or query. Nothing of the file is kept."""
     match error:
         case ImportRefused():
             kind = KINDS.get(error.code.removeprefix("IMPORT_"), KINDS["INVALID_QUERY"])
             text = str(error)
             return problems.answer(kind, f"{text[:1].upper()}{text[1:]}.")
-        case RecordUnreadableError() | ConfigurationError():  # the error names keys: that is for the log
+        case RecordUnreadableError() | ConfigurationError():  # the error names keys, which only the log may have
             text = "What is kept of these rows is sealed, and this server cannot open it. Ask its operator."
             return problems.answer(RECORD_UNREADABLE, text)
         case RequestError() | StoreError() | SchemaError():
@@ -183,7 +183,7 @@ def problem_of(problems: Problems, error: SemelError) -> Answer:
 def describe_path(path: str, *, reads: bool) -> dict[str, Any]:
     """Describe in OpenAPI a path whose endpoint takes only the request.
 
-    Parameters: ``reads`` whether it answers a question about jobs, and may refuse that.
+    Parameters: ``reads`` whether the endpoint reads jobs, and may refuse to.
 
     >>> described = describe_path("/suppliers/{supplier}/imports/{id:int}", reads=True)
     >>> [parameter["name"] for parameter in described["parameters"]], list(described["responses"])

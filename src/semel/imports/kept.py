@@ -16,7 +16,7 @@ from semel.imports.rules import Job
 from semel.imports.sealed import Opening, SealedFile, address_of
 from semel.imports.upload import Upload
 
-_SEALED: Final = " sealed"  # behind the kind of content in a job
+_SEALED: Final = " sealed"  # suffix of a job's kind of content
 
 
 class KeptFiles:
@@ -36,9 +36,9 @@ class KeptFiles:
         self.reference = getattr(content, "kind", "other") + (_SEALED if seals else "")  # of a new job's bytes
 
     async def write(self, upload: Upload, *, is_sealed: bool, is_doubted: bool = False) -> None:
-        """Keep the bytes of an upload, sealed where that is declared (or was, for a job that has them already).
+        """Keep the bytes of an upload, sealed where that is declared (or was, for an existing job).
 
-        Parameters: ``is_doubted`` what is kept of them does not open, and makes room.
+        Parameters: ``is_doubted`` replaces kept bytes that do not open.
         """
         address = address_of(upload.digest, is_sealed=is_sealed)
         sealer = self._engine.core.sealer
@@ -53,8 +53,8 @@ class KeptFiles:
             await self._content.write(address, file)  # type: ignore[arg-type] # it reads as IO[bytes] does
 
     async def _doubt(self, address: str) -> None:
-        """Have kept bytes written again by the next upload."""
-        if isinstance(self._content, DatabaseContent):  # a folder's are always written again
+        """Make the next upload write the kept bytes again."""
+        if isinstance(self._content, DatabaseContent):  # a folder always writes them again
             await self._content.doubt(address)
 
     @asynccontextmanager
@@ -89,7 +89,7 @@ class KeptFiles:
                 hashing.update(block)
                 file.write(block)
 
-        # What does not open is left as it is: it does where the right key comes back. An upload writes it again.
+        # Keep frames that do not open: the right key may come back, and an upload writes them again.
         async for piece in self._content.read(address):
             await asyncio.to_thread(write, piece)
         opening.end()
@@ -108,7 +108,7 @@ class KeptFiles:
 
 
 def was_sealed(job: Job) -> bool:
-    """Whether a job's bytes were sealed when they were stored."""
+    """Return whether a job's bytes were sealed when they were stored."""
     return (job.content_ref or "").endswith(_SEALED)
 
 

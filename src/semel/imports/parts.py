@@ -1,6 +1,6 @@
-"""The one file part of a multipart form as it comes in: its bytes, its name, and the small fields beside it.
+"""The only file part of a multipart form while it arrives: its bytes, its name, and the small fields beside it.
 
-It is read by the strict reader of ``http/fingerprint/multipart``: what two parsers might read differently is refused.
+The strict reader of ``http/fingerprint/multipart`` refuses any form that two parsers might read differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIELDS_MAX: Final = 100
 
 
 class FileParts(MultipartDigest):
-    r"""Cuts the one file out of a form.
+    r"""Extracts the only file of a form.
 
     Parameters: ``boundary`` of its media type.
 
@@ -40,13 +40,13 @@ class FileParts(MultipartDigest):
         self.media_type: str | None = None
 
     def take(self) -> bytes:
-        """The file's bytes since the last call."""
+        """Return the file's bytes since the last call."""
         piece = bytes(self._out)
         self._out.clear()
         return piece
 
     def end(self) -> None:
-        """The body is over. Raises ImportRefused and InvalidBody where it was no form with one file."""
+        """End the body. Raises ImportRefused and InvalidBody where it was not a form with one file."""
         if self.finish() is None:
             raise InvalidBody("The multipart form is malformed or cut short; send it again.")
         if self._files != 1:

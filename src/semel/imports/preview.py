@@ -1,4 +1,4 @@
-"""A preview of an import: what a run of a file would do, found out without doing it."""
+"""A preview of an import: the effect that a run of a file would have, without that effect."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The description of a run that has not been done.
+    """The predicted result of a run.
 
-    Parameters: ``key`` the file has; ``job`` that has this key already (then a submission does nothing but answer
-    with it); ``state`` the job would end in; ``counts``; ``rows`` the first verdicts that are not BOOKED.
+    Parameters: ``key`` of the file; ``job`` that has this key already (then a submission only returns this
+    job); ``state`` in which the job would end; ``counts``; ``rows`` the first verdicts that are not BOOKED.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Preview:
     reason: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the preview as JSON."""
         return {
             "preview": True,
             "key": self.key,
@@ -108,7 +108,7 @@ async def _try_within(
     try:
         if cancelled is not None:
             raise cancelled
-        # A unit's transaction begins with its first flow, and a handler comes behind that.
+        # A unit's transaction begins with its first flow, which must precede the handler.
         scope, rows = booking.scope, imports.rows_kept
         await drive(ask(Within(unit, "import", lambda: rows.by_key(scope.tenant, scope.operation, ""))))
         unit.hand_out()

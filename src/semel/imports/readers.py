@@ -1,7 +1,7 @@
 """Files as rows: CSV, JSON lines and a JSON array, each row as canonical JSON with its line. Pure: lines in, rows out.
 
-How a file is read is declared, never guessed, and written down with its job, so that a run after a deployment reads the
-same rows. A row that cannot be read is a :class:`~semel.imports.rules.BadRow` among the others.
+The application declares how to read a file; Semel never guesses. The format is stored with the job, so that a run after
+a deployment reads the same rows. An unreadable row is a :class:`~semel.imports.rules.BadRow` among the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.http.fingerprint.canonical import canonical_json
 from semel.imports.rules import BadRow
 
 RECIPE_VERSION: Final = 1
-"""The version of how a row becomes canonical bytes. Another one is another set of known rows."""
+"""The version of the conversion of a row to canonical bytes. Each version has its own set of known rows."""
 
 PIECE_BYTES: Final = 64 * 1024
 COLUMNS_MAX: Final = 10_000
@@ -29,7 +29,7 @@ Read = bytes | BadRow
 
 
 class UnreadableFile(Exception):
-    """The file as a whole cannot be read as rows: its header, its structure, or how it is declared."""
+    """The file as a whole cannot be read as rows, because of its header, structure or declared format."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ class Csv:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file. Raises UnreadableFile where its header cannot be read."""
+        """Yield the rows of a file. Raises UnreadableFile where its header cannot be read."""
         source = _Physical(file, self.encoding, self.quote, self.row_bytes_max)
         table = csv.reader(source, delimiter=self.delimiter, quotechar=self.quote, strict=True)
         header = list(self.columns) or _header(table, source)
@@ -118,7 +118,7 @@ class JsonLines:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file."""
+        """Yield the rows of a file."""
         number = 0
         while raw := file.readline(self.row_bytes_max + 1):
             number += 1
@@ -148,7 +148,7 @@ class JsonArray:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file; the line of an element is its number. Raises UnreadableFile unless it is an array."""
+        """Yield the rows of a file; an element's line is its number. Raises UnreadableFile if it is not an array."""
         reader = ItemReader("array", self.row_bytes_max)
         number = 0
         try:
@@ -168,12 +168,12 @@ FORMATS: Final[dict[str, type[Any]]] = {"csv": Csv, "lines": JsonLines, "array":
 
 
 def packed_recipe(form: Format) -> str:
-    """The format of a file, as stored with its job."""
+    """Return the format of a file as stored with its job."""
     return json.dumps({"version": RECIPE_VERSION, "form": form.form, **asdict(form)}, separators=(",", ":"))
 
 
 def read_recipe(recipe: str) -> Format:
-    """The format that a job was stored with. Raises UnreadableFile where this version of Semel does not know it."""
+    """Parse the format stored with a job. Raises UnreadableFile where this version of Semel does not know it."""
     try:
         options = json.loads(recipe)
         version, form = options.pop("version"), options.pop("form")
@@ -186,7 +186,7 @@ def read_recipe(recipe: str) -> Format:
 
 
 def format_for(media_type: str, formats: tuple[Format, ...]) -> Format:
-    """The declared format of a media type. Raises ImportRefused."""
+    """Return the declared format of a media type. Raises ImportRefused."""
     essence = media_type.partition(";")[0].strip().lower()
     for form in formats:
         if essence in form.media_types:
@@ -197,7 +197,7 @@ def format_for(media_type: str, formats: tuple[Format, ...]) -> Format:
 
 
 def _check_charset(media_type: str, form: Format) -> None:
-    """Refuse a file that declares a different encoding than its format."""
+    """Refuse a file whose charset differs from its format's encoding."""
     for parameter in media_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -207,11 +207,11 @@ def _check_charset(media_type: str, form: Format) -> None:
             except (LookupError, ValueError):
                 same = False
             if not same:
-                raise ImportRefused(f"the charset must be {declared}, as is declared", "MEDIA_TYPE")
+                raise ImportRefused(f"the charset must be {declared}, as declared", "MEDIA_TYPE")
 
 
 class Lines:
-    """On which line of its file each row begins. Noted where the distance changes: nothing for most files."""
+    """The line on which each row of a file begins. It stores only changes of the distance: for most files, none."""
 
     def __init__(self) -> None:
         self._places: list[int] = []
@@ -219,7 +219,7 @@ class Lines:
         self._count = 0
 
     def add(self, line: int) -> None:
-        """The line of the next row."""
+        """Add the line of the next row."""
         gap = line - self._count
         if not self._gaps or self._gaps[-1] != gap:
             self._places.append(self._count)
@@ -227,7 +227,7 @@ class Lines:
         self._count += 1
 
     def line_of(self, place: int) -> int:
-        """The line of the row at a place, from 0.
+        """Return the line of the row at a place, from 0.
 
         >>> lines = Lines()
         >>> for line in (2, 3, 7):
@@ -245,7 +245,7 @@ def _note_line(lines: Lines | None, row: Read, line: int) -> Read:
 
 
 def check_encoding(encoding: object) -> None:
-    """Refuse an encoding that Python does not know, or in which a line feed or a comma is more than its byte."""
+    """Refuse an encoding that Python does not know, or that does not encode a line feed or comma as its ASCII byte."""
     try:
         plain = isinstance(encoding, str) and all(
             text.encode(encoding) == text.encode("ascii") for text in ("\n", "\r", ",", "a,b\n")
@@ -271,9 +271,9 @@ class _TooLong(Exception):
 
 
 class _Physical:
-    """The lines of a CSV file as text, for ``csv.reader``; one that raises continues with its next row.
+    """The lines of a CSV file as text, for ``csv.reader``; after an error, reading continues with the next row.
 
-    What is behind a row that cannot be read may be inside of its quotes, and is not a row: :meth:`leave` skips it.
+    The text after an unreadable row may still be inside its quotes, and is then not a row: :meth:`leave` skips it.
     """
 
     def __init__(self, file: IO[bytes], encoding: str, quote: str, row_bytes_max: int) -> None:
@@ -283,11 +283,11 @@ class _Physical:
         self._row_bytes_max = row_bytes_max
         self._line = 0
         self._size = 0
-        self._quotes = 0  # of the row so far: an even number where it may end here
+        self._quotes = 0  # of the row so far; a row can end only after an even number
         self.first = 1
 
     def begin(self) -> None:
-        """The next line begins a row."""
+        """Begin a row at the next line."""
         self._size = self._quotes = 0
         self.first = self._line + 1
 
@@ -310,12 +310,12 @@ class _Physical:
             )
         try:
             text = raw.decode(self._encoding)
-        except UnicodeDecodeError:  # the row fails, and no other
+        except UnicodeDecodeError:  # only this row fails
             text = raw.decode("ascii", "surrogateescape")
         return text.removeprefix(_BOM) if self._line == 1 else text
 
     def _read_line(self) -> bytes:
-        """The next line; of one that is too long, its beginning. Its quotes are counted."""
+        """Read the next line, or the beginning of one that is too long, and count all its quotes."""
         raw = self._file.readline(self._row_bytes_max + 1)
         if raw:
             self._line += 1

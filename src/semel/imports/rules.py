@@ -1,7 +1,7 @@
 """The pure rules of imports: a file's key, a job's description, and a row's identity.
 
 The server derives a file's key from the supplier's code and the file's bytes; a client never asserts it. Supplier codes
-have no colon, so that the parts of a key cannot be forged from one another.
+have no colon, so that one part of a key cannot forge another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ImportState(IntEnum):
 
     QUEUED = 1
     RUNNING = 2
-    DONE = 3  # every row has its outcome; rows that failed are counted
+    DONE = 3  # every row has its outcome; counts include failed rows
     FAILED = 5  # the file could not be imported: see ``error_code`` and ``reason``
     UNKNOWN = 6  # the outcome of some of its rows is unknown
 
@@ -45,7 +45,7 @@ OPEN_STATES: Final = frozenset({ImportState.QUEUED, ImportState.RUNNING})
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts from which a key can be made. ``digest`` is the file's SHA-256 in hex; ``now`` has a time zone."""
+    """The facts that a key is made from. ``digest`` is the file's SHA-256 in hex; ``now`` has a time zone."""
 
     supplier: str
     digest: str
@@ -55,13 +55,13 @@ class Facts:
 
 
 class Keying(Protocol):
-    """The way files get keys. ``checks_content``: another file under a stored key is refused with 422."""
+    """The way files get keys. ``checks_content``: Semel refuses another file under a stored key with 422."""
 
     @property
     def checks_content(self) -> bool: ...
 
     def key(self, facts: Facts) -> str:
-        """The key of a file. Raises ImportRefused where a part of it is missing or malformed."""
+        """Return the key of a file. Raises ImportRefused where a part of it is missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class PeriodKey:
     """``SUPPLIER:PERIOD:SHA256``: the same bytes may be imported once in each period.
 
     Parameters: ``form`` of the period as of ``strftime``, such as ``"%Y-%m"``; ``timezone`` by its IANA name. The
-    period is that of the upload's arrival: a retry behind its end is another job.
+    upload's arrival decides the period: a retry after the period's end is another job.
 
     >>> PeriodKey("%Y-%m").key(Facts("ACME", "a3f8", datetime(2026, 11, 30, 23, tzinfo=UTC)))
     'ACME:2026-11:a3f8'
@@ -143,7 +143,7 @@ class VersionKey:
 class ClientKey:
     """``SUPPLIER:key=CLIENT-KEY``: the client names the upload by its ``Idempotency-Key``, and its content must match.
 
-    Another file under the same key is refused with 422.
+    Semel refuses another file under the same key with 422.
 
     >>> ClientKey().key(Facts("ACME", "a3f8", datetime(2026, 11, 1, tzinfo=UTC), client_key="n-1"))
     'ACME:key=n-1'
@@ -160,7 +160,7 @@ class ClientKey:
 
 
 def checked_supplier(supplier: object) -> str:
-    """A supplier's code. Raises ImportRefused where it is none.
+    """Return a supplier's code. Raises ImportRefused where it is malformed.
 
     >>> checked_supplier("ACME-7")
     'ACME-7'
@@ -177,7 +177,7 @@ def checked_supplier(supplier: object) -> str:
 
 
 def supplier_of_key(key: str) -> str | None:
-    """The supplier in a key, or in the beginning of one; None where it has none.
+    """Return the supplier in a key, or in the beginning of one; None where it has none.
 
     >>> supplier_of_key("ACME:a3f8"), supplier_of_key("a3f8")
     ('ACME', None)
@@ -187,12 +187,12 @@ def supplier_of_key(key: str) -> str | None:
 
 
 def key_range(beginning: str) -> tuple[str, str]:
-    """The keys that begin so, as a range: at least the first, less than the second."""
+    """Return the range of keys with a beginning: at least the first, less than the second."""
     return beginning, beginning + "\x7f"
 
 
 def checked_name(name: str | None) -> str:
-    """A file's name as data: never a path, cut to the column's length, without characters that no store accepts."""
+    """Return a file's name, used only as data: cut to the column's length, without characters that stores refuse."""
     text = (name or "").encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")
     return text[:NAME_LENGTH_MAX]
 
@@ -201,9 +201,9 @@ def checked_name(name: str | None) -> str:
 
 
 class RowInvalid(ValueError):
-    """Raise it from a validating function, or from a row's handler before it has written: this row is wrong.
+    """This row is wrong: raise it from a validating function, or from a row's handler before it has written.
 
-    Parameters: ``column`` that is wrong, or None; ``reason`` for people, without the row's values.
+    Parameters: the wrong ``column``, or None; ``reason`` for people, without the row's values.
 
     >>> raise RowInvalid("quantity", "must be at least 1")
     Traceback (most recent call last):
@@ -230,7 +230,7 @@ DETAIL_TEXT_MAX: Final = 300
 
 
 def packed_detail(bad: BadRow) -> bytes:
-    """The reason that a row failed, as stored with its outcome."""
+    """Return the reason that a row failed, as stored with its outcome."""
     column = None if bad.column is None else bad.column[:DETAIL_TEXT_MAX]
     return _pack_json({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
 
@@ -240,7 +240,7 @@ def _pack_json(document: dict[str, Any]) -> bytes:
 
 
 def read_detail(detail: bytes | None) -> dict[str, Any]:
-    """The stored detail of a row's outcome; empty if it is not Semel's."""
+    """Read the stored detail of a row's outcome; empty if it is not Semel's."""
     try:
         found = json.loads(detail or b"{}")
     except ValueError:
@@ -252,7 +252,7 @@ _HIDDEN: Final = b'{"semelIds":'
 
 
 def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None) -> bytes:
-    """A row's detail that holds the ids of its outcome, too: where details are sealed, and ids are not.
+    """Add the ids of a row's outcome to its detail, for imports whose details are sealed: stored ids are not.
 
     Raises PolicyError where an id cannot be kept.
 
@@ -265,13 +265,13 @@ def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"the handler's result for a row cannot be stored: {error}") from None
     told = {**read_detail(detail)}
-    if detail is not None and detail != _pack_json(told):  # the application's own, or more than Semel's
+    if detail is not None and detail != _pack_json(told):  # not, or not only, Semel's members
         told["detail"] = base64.b64encode(detail).decode()
     return _pack_json({"semelIds": ids, **told})
 
 
 def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:
-    """The ids of target and result in a detail; None where it has none."""
+    """Read the ids of target and result in a detail; None where it has none."""
     if detail is None or not detail.startswith(_HIDDEN):
         return None, None
     try:
@@ -282,17 +282,17 @@ def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:
 
 
 def row_item(row: bytes) -> bytes:
-    """A row's JSON as an item of the bulk."""
+    """Return a row's JSON as an item of the bulk."""
     return b"[" + row + b"]"
 
 
 def bad_item(bad: BadRow) -> bytes:
-    """A row that cannot be read, as an item of the bulk, where it fails."""
+    """Return an unreadable row as an item of the bulk, which fails it."""
     return b"[null," + json.dumps(bad, separators=(",", ":")).encode() + b"]"
 
 
 def known_row(tenant: str, operation: str, supplier: str, raw: bytes, occurrence: int) -> bytes:
-    """The name of a row among all that were ever booked: 32 bytes; equal rows of one file differ by occurrence."""
+    """Return a row's name among all rows ever booked: 32 bytes; equal rows of one file differ by occurrence."""
     row = hashlib.sha256(raw).digest()
     return hashlib.sha256(frame("semel.import.row.1", tenant, operation, supplier, row, str(occurrence))).digest()
 
@@ -337,7 +337,7 @@ class Job(NamedTuple):
 
     @property
     def bulk_key(self) -> str:
-        """The key of the bulk that has this job's rows."""
+        """The key of the bulk that processes this job's rows."""
         return f"import:{uuid_text(self.id)}:{self.generation}"
 
 
@@ -352,7 +352,7 @@ TAKE_OVER: Final = (
 
 
 def waiting_text(state: int, lapse_us: int) -> str:
-    """What an open import waits for, in words.
+    """Describe in words what an open import waits for.
 
     Parameters: ``state`` QUEUED or RUNNING; ``lapse_us`` for how many microseconds any process could have taken it;
     less than 0 while one holds it, or until its next attempt.
@@ -377,7 +377,7 @@ def waiting_text(state: int, lapse_us: int) -> str:
 
 
 class FileName(NamedTuple):
-    """A name that a job's bytes came under."""
+    """A file name under which a job's bytes were sent."""
 
     name: str
     times: int
@@ -386,7 +386,7 @@ class FileName(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The rows of a job: how many there are (None: not read yet), and what became of them so far."""
+    """The number of a job's rows (None: not read yet), and of each outcome so far."""
 
     rows: int | None = None
     done: int = 0
@@ -400,8 +400,8 @@ class Counts(NamedTuple):
 class ImportJob:
     """The current state of a job.
 
-    Parameters: ``is_new`` whether this submission has made it; ``names`` that its bytes came under; the rest as in
-    :class:`Job`.
+    Parameters: ``is_new`` whether this submission created it; ``names`` under which its bytes were sent; the rest as
+    in :class:`Job`.
     """
 
     id: str
@@ -429,11 +429,11 @@ class ImportJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it changes only by an operator."""
+        """Whether the job has ended, so that only an operator changes it."""
         return self.state not in OPEN_STATES
 
     def document(self) -> dict[str, Any]:
-        """As JSON, for clients and operators."""
+        """Return the job as JSON, for clients and operators."""
         return {
             "id": self.id,
             "key": self.key,
@@ -461,7 +461,7 @@ class ImportJob:
 
 
 def clock_text(microseconds: int) -> str:
-    """A time as clients read it.
+    """Format a time for clients.
 
     >>> clock_text(0)
     '1970-01-01T00:00:00Z'
@@ -491,7 +491,7 @@ def checks_of(validate: Any) -> Checks:
 
 
 def invalid_of(error: Exception, line: int) -> BadRow:
-    """The reason that a check refused a row."""
+    """Return the reason that a check refused a row."""
     if isinstance(error, RowInvalid):
         return BadRow(line, error.column, "ROW_INVALID", error.reason)
     for found in _errors_of(error):
@@ -503,7 +503,7 @@ def invalid_of(error: Exception, line: int) -> BadRow:
 
 
 def _errors_of(error: Exception) -> Iterator[Mapping[str, Any]]:
-    """The single errors of a pydantic ValidationError, without the values that they are about."""
+    """Yield the single errors of a pydantic ValidationError, without the rejected values."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         try:

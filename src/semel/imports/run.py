@@ -1,4 +1,4 @@
-"""Imports: files that suppliers send, each a job that is had once, and whose rows are booked once."""
+"""Imports: files that suppliers send, each imported as one job, whose rows are booked once."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ GIB: Final = 1024**3
 DAY: Final = 86_400
 SECOND_US: Final = 1_000_000
 CONTENT_MISSING: Final = "CONTENT_MISSING"
-CONTENT_GONE: Final = frozenset({CONTENT_MISSING, CONTENT_UNREADABLE})  # sending the file again mends it
-ATTEMPTS_MAX: Final = 5  # of a run that fails for what is neither the store's nor the file's fault
+CONTENT_GONE: Final = frozenset({CONTENT_MISSING, CONTENT_UNREADABLE})  # sending the file again repairs the job
+ATTEMPTS_MAX: Final = 5  # of a run that fails through neither the store nor the file
 CHUNK: Final = 1000
 _BULK_OPTIONS: Final = frozenset(CallingOptions.__annotations__)
 _SCOPED: Final = "operation must be a text of 1 to 255 characters"
@@ -93,7 +93,7 @@ class Imports:
     """Files that suppliers send: the same bytes are one job under any file name, however often they come.
 
     Parameters: ``engine`` on a SQL store; ``operation`` the name of these imports; ``key`` how files get their keys;
-    ``content`` where bytes are kept (in the database by default); ``formats`` that are taken, each with its own media
+    ``content`` where bytes are kept (in the database by default); ``formats`` accepted, each with its own media
     types; ``validate`` a pydantic model or a function of a row; ``effects`` of a row: ``"atomic"`` (default),
     ``"idempotent"`` or ``"external"``; ``rows`` ``"all"``, or ``"skip-known"``: only rows that were never booked
     (atomic alone); ``all_or_nothing`` books nothing of a file with a row that cannot be read or is not valid;
@@ -210,7 +210,7 @@ class Imports:
         self._handler: RowHandler | None = None
 
     def row(self, handler: H) -> H:
-        """Declare what books a row: ``@imports.row``. It returns None, a result's id or ``Done``, or raises
+        """Declare the handler that books a row: ``@imports.row``. It returns None, a result's id or ``Done``, or raises
         :class:`~semel.imports.rules.RowInvalid` or :class:`~semel.errors.ItemFailed`.
         """
         check_handler(handler)
@@ -221,7 +221,7 @@ class Imports:
 
     @property
     def handler(self) -> RowHandler:
-        """Register the handler that books a row. Raises ConfigurationError for an undeclared import."""
+        """The handler that books a row. Raises ConfigurationError where none is declared."""
         if self._handler is None:
             raise ConfigurationError(f"the imports {self.operation!r} have no handler; declare one: @imports.row")
         return self._handler
@@ -239,10 +239,10 @@ class Imports:
         version: str | None = None,
         client_key: str | None = None,
     ) -> ImportJob:
-        """Accept a file, or find the job of its key; returns the job's current state.
+        """Accept a file, or find the job of its key, and return the job's current state.
 
         Parameters: ``file`` bytes, a path, a file opened with ``"rb"``, or an async iterable of bytes; ``filename``
-        data to show, never a path; ``version`` and ``client_key`` for the keys that are made of them.
+        for display, never a path; ``version`` and ``client_key`` for the keys that are made of them.
 
         Raises ImportRefused (nothing is kept), PolicyError and StoreError.
         """
@@ -261,7 +261,7 @@ class Imports:
             )
 
     def upload(self) -> Upload:
-        """A file on its way in, for those who read it themselves. Raises ImportRefused where the disk is full."""
+        """Make an upload for callers that feed the file themselves. Raises ImportRefused where the disk is full."""
         return Upload(self.file_bytes_max, self.spool_folder)
 
     async def submit_upload(
@@ -275,7 +275,7 @@ class Imports:
         version: str | None = None,
         client_key: str | None = None,
     ) -> ImportJob:
-        """As :meth:`submit`, of a file that is there as a whole."""
+        """Submit a complete upload, as :meth:`submit` does."""
         form = format_for(media_type, self.formats)
         key = self._key(upload, supplier, version, client_key)
         name = checked_name(filename)
@@ -284,10 +284,10 @@ class Imports:
         if found is not None:
             self._check_content(found, upload)
             is_same = found.sha256.hex() == upload.digest
-            # A job whose bytes' time is over has no form any more, and no retry would read them.
+            # A job whose bytes have expired has no format any more, and no retry would read them.
             if found.error_code in CONTENT_GONE and is_same and found.content_ref is not None:
                 is_doubted = found.error_code == CONTENT_UNREADABLE
-                # An operator's retry finds them then.
+                # An operator's retry will find these bytes.
                 await self.files.write(upload, is_sealed=was_sealed(found), is_doubted=is_doubted)
             await self._perform(lambda: rows.note_submission(found, name))
             return await self._show(found.id)
@@ -335,7 +335,7 @@ class Imports:
     # --- looking ----------------------------------------------------------------------------------
 
     async def job(self, id: str) -> ImportJob | None:
-        """The current state of a job; None if these imports have no job with this id."""
+        """Return the current state of a job; None if these imports have no job with this id."""
         raw = uuid_bytes(id)
         job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
         if job is None or job.operation != self.operation:
@@ -343,25 +343,25 @@ class Imports:
         return await self._perform(lambda: self.rows_kept.show(job))
 
     async def find(self, key: str, *, tenant: str = "default", limit: int = 20) -> list[ImportJob]:
-        """Jobs of a tenant whose keys begin so."""
+        """Find a tenant's jobs whose keys begin with ``key``."""
         found = await self._perform(lambda: self.rows_kept.by_beginning(tenant, self.operation, key, limit))
         return [await self._perform(lambda job=job: self.rows_kept.show(job)) for job in found]  # type: ignore[misc]
 
     async def outcomes(
         self, id: str, *, after: int = 0, limit: int = 100, state: Verdict | None = None
     ) -> tuple[list[RowOutcome], int | None]:
-        """The outcomes of a job's rows after a row number, and the number after which the next page begins."""
+        """Read the outcomes of a job's rows after a row number, and the number after which the next page begins."""
         job = await self.job(id)
         if job is None or job.bulk_id is None:
             return [], None
         return await row_page(self.bulk.page, job.bulk_id, after, limit, state)
 
     async def retry(self, id: str, *, reason: str, actor: str) -> ImportJob:
-        """Have a job that is over go on, or have all of its bytes processed again: an operator's act, audited.
+        """Resume an ended job, or process all of its bytes again: an operator's act, audited.
 
         A job that stopped continues where it stopped; any other is processed again, under a new generation.
 
-        Raises ImportRefused where there is none, where it is not over, and where its bytes are no longer kept.
+        Raises ImportRefused where no such job exists, it has not ended, or its bytes are no longer kept.
         """
         raw = uuid_bytes(id)
         job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
@@ -376,7 +376,7 @@ class Imports:
         def show() -> Flow[ImportJob]:
             job = yield from self.rows_kept.by_id(id)
             if job is None:
-                raise ImportRefused("the job was forgotten meanwhile", "NOT_FOUND")
+                raise ImportRefused("the job was deleted meanwhile", "NOT_FOUND")
             return (yield from self.rows_kept.show(job, is_new=is_new))
 
         return await self._perform(show)
@@ -384,9 +384,9 @@ class Imports:
     # --- running ----------------------------------------------------------------------------------
 
     async def run_due(self) -> int:
-        """Run every job that may be run now, one after the other; how many. Jobs of killed processes are among them.
+        """Run every due job, one after the other, and return their number. This includes jobs of killed processes.
 
-        Raises StoreError: what was done is done, and the rest continues with the next call.
+        Raises StoreError: finished rows stay finished, and the next call continues with the rest.
         """
         _ = self.handler
         ran = 0
@@ -398,7 +398,7 @@ class Imports:
             for id in ids:
                 taken += await self._run(id)
             ran += taken
-            if not taken:  # others were quicker
+            if not taken:  # other processes took them first
                 return ran
 
     async def _run(self, id: bytes) -> int:
@@ -440,7 +440,7 @@ class Imports:
             code = CONTENT_MISSING
         elif isinstance(error, ContentUnreadable):
             code = CONTENT_UNREADABLE
-            if error.damaged:  # another look would find the same
+            if error.damaged:  # a retry would fail in the same way
                 await self._end(job, ImportState.FAILED, code=code, reason=reason)
                 return
         elif isinstance(error, CommandError):
@@ -448,7 +448,7 @@ class Imports:
             await self._end(job, ImportState.FAILED, code=code, reason=reason)
             return
         elif not isinstance(error, ConfigurationError):
-            reason = f"{code}: the handler or the server failed"  # its own text may hold a row's values
+            reason = f"{code}: the handler or the server failed"  # the exception's text may hold a row's values
         if job.attempts < ATTEMPTS_MAX:
             await self._postpone(job, min(60.0, 0.5 * 2**job.attempts), reason)
         else:
@@ -468,9 +468,9 @@ class Imports:
         await self._perform(lambda: self.rows_kept.end(job, state, final, code, reason))
 
     async def _run_taken(self, job: Job) -> None:
-        begun = None if job.bulk_id is not None else Tally(0)  # of rows that were booked their bulk knows how many
+        begun = None if job.bulk_id is not None else Tally(0)  # only the bulk knows how many rows were booked
         try:
-            # As it was declared when the rows began; a job that was not begun is read as is declared now.
+            # In the format declared when the rows began; a job that has not begun uses the current declaration.
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
             async with self.files.open(job) as file:
                 await self._book(job, form, file)
@@ -490,7 +490,7 @@ class Imports:
         booking = Booking(self.checks, self.handler, lines, scope, hides=self.seals)
         refuses = job.error_code == ROWS_REFUSED
         if self.all_or_nothing and job.error_code is None and job.bulk_id is None:
-            # Written down before the first row has an outcome: a run after a crash decides nothing anew.
+            # Stored before the first row has an outcome: a run after a crash keeps this decision.
             refuses = await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
             mark = ROWS_REFUSED if refuses else ROWS_CHECKED
             await self._perform(lambda: self.rows_kept.refuse(job, mark))
@@ -542,9 +542,9 @@ class Imports:
     ) -> Preview:
         """Preview a run of a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
 
-        Atomic rows are booked in one transaction that is rolled back, so that each sees what those before it wrote;
-        other handlers are not called, since nothing would undo their calls. What only a commit refuses (a deferred
-        constraint) is not seen. While it runs it holds the locks of its writes; on SQLite that is the writer's lock.
+        Atomic rows are booked in one transaction that is rolled back, so that each sees the writes of those before it.
+        Other handlers are not called, since nothing would undo their calls. A preview does not detect errors that only
+        a commit raises (a deferred constraint). It holds the locks of its writes; on SQLite, the writer's lock.
 
         Raises ImportRefused and StoreError.
         """
@@ -573,7 +573,7 @@ class Imports:
         client_key: str | None = None,
         rows_max: int = 1000,
     ) -> Preview:
-        """As :meth:`preview`, of a file that is there as a whole."""
+        """Preview a complete upload, as :meth:`preview` does."""
         form = format_for(media_type, self.formats)
         key = self._key(upload, supplier, version, client_key)
         found = await self._perform(lambda: self.rows_kept.by_key(tenant, self.operation, key))
@@ -593,7 +593,7 @@ class Imports:
     # --- forgetting -------------------------------------------------------------------------------
 
     async def purge(self) -> Purged:
-        """Forget what need no longer be kept: bytes of jobs that are over, jobs and rows after ``keep_seconds``."""
+        """Delete the bytes of ended jobs whose retention is over, and jobs and rows after ``keep_seconds``."""
         perform, rows = self._perform, self.rows_kept
         while due := await perform(lambda: rows.content_due(CHUNK)):
             for id, _, _ in due:
@@ -611,7 +611,7 @@ class Imports:
         try:
             id = bytes.fromhex(digest_of(digest))
         except ValueError:
-            return True  # no file of these imports
+            return True  # not a file of these imports
         return await self._perform(lambda: self.rows_kept.is_used(id))
 
     async def _perform(self, make: Callable[[], Flow[T]]) -> T:
@@ -619,7 +619,7 @@ class Imports:
 
 
 def _in_rows(error: BulkRefused) -> tuple[str, str]:
-    """The code and the reason of a refused list of items, whose items are rows here."""
+    """Return the code and reason of a refused list of items, worded for rows."""
     code = "TOO_MANY_ROWS" if error.code == "TOO_MANY_ITEMS" else error.code
     return code, str(error).replace("items", "rows")
 
@@ -641,7 +641,7 @@ def _check_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
 async def row_page(
     page: Any, bulk_id: str, after: int, limit: int, state: Verdict | None
 ) -> tuple[list[RowOutcome], int | None]:
-    """Outcomes behind a row's number, and behind which the next page begins; None: there is none."""
+    """Read outcomes after a row's number, and the number after which the next page begins; None at the end."""
     states = {"BOOKED": ItemState.SUCCEEDED, "SKIPPED": ItemState.SUCCEEDED, "FAILED": ItemState.FAILED}
     wanted = None if state is None else states.get(state, ItemState.UNKNOWN)
     found: list[RowOutcome] = []
@@ -678,12 +678,12 @@ def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
             "the file's bytes are no longer kept, so that they cannot be processed again; see keep_content_seconds",
             "CONTENT_GONE",
         )
-    # A bulk that has an outcome for every row would be answered, not run: its rows are processed under a new name.
+    # A bulk with an outcome for every row would be replayed, not run: process its rows as a new bulk.
     again = job.bulk_id is not None and job.row_count == (job.booked or 0) + job.skipped + (job.failed or 0) + (
         job.unknown or 0
     )
     if not (yield from rows.reopen(job, again=again, actor=actor, reason=reason)):
-        raise ImportRefused("the import has moved on meanwhile; look at it again", "MOVED_ON")
+        raise ImportRefused("the import has changed meanwhile; read it again", "MOVED_ON")
 
 
 __all__ = ["Imports", "Preview"]

@@ -1,7 +1,7 @@
-"""Kept files, sealed: a frame for each 256 KiB, which opens for its own file, place and size alone.
+"""Sealed files: a frame for each 256 KiB, which opens only for its own file, place and file size.
 
-A frame is the length of what is sealed in four bytes, and then that. What binds it to the file's size makes the last
-one known: frames that are missing, doubled, in another order or another file's do not make the file.
+A frame is the length of the sealed bytes in four bytes, followed by these bytes. As each frame is bound to the file's
+size, missing, duplicate, reordered and foreign frames do not open as the file.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from semel.sealing.rules import MARK, Seals, key_name
 SUFFIX: Final = ".sealed"
 FRAME_BYTES: Final = 256 * 1024  # of the file, in each frame but the last
 LENGTH: Final = Struct(">I")
-_OVERHEAD_MAX: Final = 64 * 1024  # that a sealer of the application's may add
+_OVERHEAD_MAX: Final = 64 * 1024  # an application's own sealer may add as much
 _ABOUT: Final = b"semel.import.content.1:"
 _PLACES: Final = Struct(">QQ")
 CONTENT_UNREADABLE: Final = "CONTENT_UNREADABLE"
-_ANEW: Final = "Send the file again, or restore what was kept; then: semel imports retry"
+_ANEW: Final = "Send the file again, or restore the kept file; then: semel imports retry"
 
 
 class ContentUnreadable(Exception):
-    """A kept file does not open. ``damaged``: it was changed; False: this process does not have its key."""
+    """A kept file does not open. ``damaged``: it was changed; False: this process lacks its key."""
 
     def __init__(self, reason: str, *, damaged: bool) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class ContentUnreadable(Exception):
 
 
 def address_of(digest: str, *, is_sealed: bool) -> str:
-    """Under which name a file's bytes are kept: both forms may lie side by side.
+    """Return the name under which a file's bytes are kept: both forms may exist side by side.
 
     >>> address_of("a3f8", is_sealed=True)
     'a3f8.sealed'
@@ -42,21 +42,21 @@ def address_of(digest: str, *, is_sealed: bool) -> str:
 
 
 def digest_of(address: str) -> str:
-    """The digest in an address."""
+    """Return the digest in an address."""
     return address.removesuffix(SUFFIX)
 
 
 def about_frame(digest: bytes, place: int, size: int) -> bytes:
-    """The binding of a frame: the file's digest and size, and the frame's place from 0."""
+    """Return the binding of a frame: the file's digest and size, and the frame's place from 0."""
     return _ABOUT + digest + _PLACES.pack(place, size)
 
 
 class SealedFile(io.RawIOBase):
-    """A file as frames, sealed while it is read: memory holds one of them.
+    """A file as frames, sealed while it is read: memory holds one frame.
 
-    It is read from its beginning: ``seek(0)`` begins again, and no other place can be sought.
+    Reading begins at the start: ``seek(0)`` begins again, and no other position is supported.
 
-    Parameters: ``file`` the plain one, of ``size`` bytes; ``digest`` of them, as 32 bytes.
+    Parameters: the plain ``file`` of ``size`` bytes; ``digest`` of these, as 32 bytes.
     """
 
     def __init__(self, file: IO[bytes], sealer: Seals, digest: bytes, size: int) -> None:
@@ -78,18 +78,18 @@ class SealedFile(io.RawIOBase):
             place += 1
 
     def readable(self) -> bool:
-        """True: the file can be read, and nothing else."""
+        """Return True: the file supports only reading."""
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Begin anew. Raises UnsupportedOperation for any other place."""
+        """Begin again. Raises UnsupportedOperation for any other position."""
         if offset or whence:
-            raise io.UnsupportedOperation("a file that is sealed while it is read is read from its beginning")
+            raise io.UnsupportedOperation("a file that is sealed while it is read can only be read from its beginning")
         self._left, self._frames = b"", self.frames()
         return 0
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill a buffer as far as the frame reaches."""
+        """Fill a buffer from the current frame."""
         if not self._left:
             self._left = next(self._frames, b"")
         count = min(len(buffer), len(self._left))
@@ -122,7 +122,7 @@ class Opening:
         self._opened = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Add bytes, and return the complete frames so far."""
+        """Add bytes, and yield the plain bytes of each complete frame."""
         self._waiting += piece
         while len(self._waiting) >= LENGTH.size:
             [length] = LENGTH.unpack_from(self._waiting)
@@ -167,14 +167,14 @@ class Opening:
 
 def _content_changed() -> ContentUnreadable:
     return ContentUnreadable(
-        "the kept file does not open: it was changed, cut short or exchanged since it was sealed, or its key is "
-        f"another one of the same name; no row is booked from it. {_ANEW}",
+        "the kept file does not open: it was changed, cut short or exchanged since it was sealed, or this process has "
+        f"a different key of the same name; no row is booked from it. {_ANEW}",
         damaged=True,
     )
 
 
 def _read_whole(file: IO[bytes], size: int) -> bytes:
-    """As many bytes, unless the file ends: an unbuffered file may give fewer at once."""
+    """Read ``size`` bytes, fewer only at the file's end: an unbuffered file may return fewer per call."""
     parts: list[bytes] = []
     while size and (part := file.read(size)):
         parts.append(part)

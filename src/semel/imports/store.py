@@ -1,4 +1,4 @@
-"""The jobs of imports, their names, rows and kept bytes: flows over a SQL database, each one transaction or less."""
+"""The jobs of imports, their names, rows and kept bytes: flows over a SQL database, each at most one transaction."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Row
 
 NOUN: Final = "imports"
-ROWS_CHECKED: Final = "ROWS_CHECKED"  # of a running job: all rows are valid, and are being booked
+ROWS_CHECKED: Final = "ROWS_CHECKED"  # a running job's mark: all rows are valid, and being booked
 ANY_ID: Final = b"\xff" * 16
 PLAIN, SEALED = 1, 2  # the forms that bytes are kept in; one digest may have both
-FORM_PLACES: Final = 1 << 40  # the parts of each form have places of their own
+FORM_PLACES: Final = 1 << 40  # each form's parts have their own range of places
 _PAST: Final = {PLAIN: FORM_PLACES, SEALED: 2 * FORM_PLACES}
 GRACE_US: Final = 3600 * 1_000_000  # how long bytes without a job stay: an upload may be about to use them
 NO_STORE: Final = (
-    "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is none: a job must be "
-    "unique by an index that outlives the process, and a row is booked in one transaction with what became of it"
+    "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is not one: a job must be "
+    "unique by an index that outlives the process, and a row commits in one transaction with its outcome"
 )
 
 
@@ -53,7 +53,7 @@ class Purged(NamedTuple):
 
 
 class OverdueImport(NamedTuple):
-    """An open job that no process has taken. ``lapse_us``: for how long any could have."""
+    """An open job that no process has taken. ``lapse_us``: how long any process could have taken it."""
 
     id: bytes
     operation: str
@@ -75,7 +75,7 @@ class ImportRows:
     # --- jobs -------------------------------------------------------------------------------------
 
     def by_key(self, tenant: str, operation: str, key: str) -> Flow[Job | None]:
-        """The job that has this key."""
+        """Find the job with this key."""
         params: Values = {"tenant": tenant, "operation": operation, "idempotency_key": key}
         return _job((yield from self._dialect.rows(self._sql["by_key"], params)))
 
@@ -84,13 +84,13 @@ class ImportRows:
         return _job((yield from self._dialect.rows(self._sql["by_id"], {"id": id})))
 
     def by_beginning(self, tenant: str, operation: str, beginning: str, limit: int) -> Flow[list[Job]]:
-        """Jobs whose keys begin so."""
+        """Find jobs whose keys begin with ``beginning``."""
         low, high = key_range(beginning)
         params: Values = {"tenant": tenant, "operation": operation, "low": low, "high": high, "limit": limit}
         return _jobs((yield from self._dialect.rows(self._sql["by_beginning"], params)))
 
     def found_by_key(self, beginning: str, limit: int) -> Flow[list[Job]]:
-        """Jobs whose keys begin so, of any tenant and operation."""
+        """Find jobs of any tenant and operation whose keys begin with ``beginning``."""
         low, high = key_range(beginning)
         params: Values = {"low": low, "high": high, "limit": limit}
         return _jobs((yield from self._dialect.rows(self._sql["found_by_key"], params)))
@@ -98,7 +98,7 @@ class ImportRows:
     def page(
         self, before: bytes = ANY_ID, limit: int = 100, *, state: int = 0, operation: str = "", supplier: str = ""
     ) -> Flow[list[Job]]:
-        """Jobs, the newest first, those before an id."""
+        """Read a page of jobs before an id, newest first."""
         params: Values = {
             "before": before,
             "state": state,
@@ -109,7 +109,7 @@ class ImportRows:
         return _jobs((yield from self._dialect.rows(self._sql["page"], params)))
 
     def submit(self, new: NewJob, name: str) -> Flow[tuple[Job, bool]]:
-        """Store a job, or note the submission at the one that has its key; whether it is new."""
+        """Store a job unless one has its key. Return the job with this key, and whether it is new."""
         yield from self._dialect.commit_together()
         params: Values = {
             "id": new.id,
@@ -144,12 +144,12 @@ class ImportRows:
             yield from self._dialect.write(self._sql["put_name"], {"id": id, "name": name})
 
     def names(self, id: bytes) -> Flow[tuple[FileName, ...]]:
-        """The names that a job's bytes came under."""
+        """Read the file names under which a job's bytes were sent."""
         rows = yield from self._dialect.rows(self._sql["names"], {"id": id})
         return tuple(FileName(*cast("tuple[str, int, int, int]", row)) for row in rows)
 
     def show(self, job: Job, *, is_new: bool = False) -> Flow[ImportJob]:
-        """The current state of a job: while it runs, its bulk has the counts."""
+        """Read the current state of a job: while it runs, its bulk has the counts."""
         names = yield from self.names(job.id)
         tally = None
         if job.row_count is None and job.bulk_id is not None:
@@ -159,37 +159,37 @@ class ImportRows:
     # --- running ----------------------------------------------------------------------------------
 
     def due(self, operation: str, limit: int) -> Flow[list[bytes]]:
-        """Jobs that a process may take now."""
+        """Find jobs that a process may take now."""
         rows = yield from self._dialect.rows(self._sql["due"], {"operation": operation, "limit": limit})
         return [cast(bytes, id) for (id,) in rows]
 
     def lapse(self, job: Job) -> Flow[int]:
-        """The microseconds since which any process may take an open job; 0 where it is over.
+        """Return for how many microseconds any process could have taken an open job; 0 where it has ended.
 
-        Less than 0: so long a process holds it, or it waits for its next attempt.
+        Below 0: for that long a process still holds it, or it waits for its next attempt.
         """
         rows = yield from self._dialect.rows(self._sql["lapse"], {"id": job.id})
         return cast(int, rows[0][0]) if rows else 0
 
     def overdue(self, grace_us: int, limit: int) -> Flow[list[OverdueImport]]:
-        """Open jobs that no process has taken for longer than ``grace_us`` (microseconds), the longest first."""
+        """Find open jobs that no process has taken for longer than ``grace_us`` (microseconds), the longest first."""
         rows = yield from self._dialect.rows(self._sql["overdue"], {"grace": grace_us, "limit": limit})
         return [OverdueImport(*cast("tuple[bytes, str, str, int, int]", row)) for row in rows]
 
     def of_bulk(self, tenant: str, operation: str, bulk_id: bytes) -> Flow[Job | None]:
-        """The job whose rows are those of a bulk; None: the bulk is not an import's, or an earlier run's."""
+        """Find the job whose rows a bulk processes; None: the bulk is not an import's, or is an earlier run's."""
         params: Values = {"tenant": tenant, "operation": operation, "bulk_id": bulk_id}
         return _job((yield from self._dialect.rows(self._sql["of_bulk"], params)))
 
     def take(self, id: bytes, lease_us: int) -> Flow[Job | None]:
-        """Take a job; None where another process was quicker, or it is over."""
+        """Take a job; None where another process took it first, or it has ended."""
         yield from self._dialect.commit_together()
         if (yield from self._dialect.write(self._sql["take"], {"id": id, "lease": lease_us})) != 1:
             return None
         return (yield from self.by_id(id))
 
     def beat(self, job: Job, lease_us: int) -> Flow[int]:
-        """The process that runs it is alive."""
+        """Renew the lease of the process that runs the job."""
         params: Values = {"id": job.id, "generation": job.generation, "lease": lease_us}
         return (yield from self._dialect.write(self._sql["beat"], params))
 
@@ -199,19 +199,19 @@ class ImportRows:
         return (yield from self._dialect.write(self._sql["begun"], params))
 
     def refuse(self, job: Job, code: str) -> Flow[int]:
-        """No row of it will be booked; written before the first row gets its outcome."""
+        """Store the result of checking all rows, before the first row gets its outcome."""
         params: Values = {"id": job.id, "generation": job.generation, "error_code": code}
         return (yield from self._dialect.write(self._sql["refuse"], params))
 
     def postpone(self, job: Job, delay_us: int, reason: str) -> Flow[int]:
-        """A run failed, and the next one comes later."""
+        """Delay the next run after a failed one."""
         params: Values = {"id": job.id, "generation": job.generation, "delay": delay_us, "reason": reason}
         return (yield from self._dialect.write(self._sql["postpone"], params))
 
     def end(
         self, job: Job, state: ImportState, tally: Tally, code: str | None = None, reason: str | None = None
     ) -> Flow[bool]:
-        """The job is over; False where it was already."""
+        """End a job; False where it has ended already."""
         params: Values = {
             "id": job.id,
             "generation": job.generation,
@@ -253,21 +253,21 @@ class ImportRows:
     # --- forgetting -------------------------------------------------------------------------------
 
     def content_due(self, limit: int) -> Flow[list[tuple[bytes, bytes, str]]]:
-        """Jobs whose bytes need no longer be kept: id, digest, where they are."""
+        """Find jobs whose bytes may be dropped: id, digest, and where they are."""
         rows = yield from self._dialect.rows(self._sql["content_due"], {"limit": limit})
         return [cast("tuple[bytes, bytes, str]", row) for row in rows]
 
     def drop_content(self, id: bytes) -> Flow[int]:
-        """The bytes are no longer kept for this job."""
+        """Note that the bytes are no longer kept for this job."""
         return (yield from self._dialect.write(self._sql["drop_content"], {"id": id}))
 
     def is_used(self, digest: bytes) -> Flow[bool]:
-        """Whether a job needs these bytes."""
+        """Return whether a job needs these bytes."""
         [(count,)] = yield from self._dialect.rows(self._sql["users"], {"digest": digest})
         return bool(count)
 
     def forget(self, limit: int) -> Flow[int]:
-        """Forget jobs whose time is over; how many."""
+        """Delete expired jobs, and return their number."""
         yield from self._dialect.commit_together()
         rows = yield from self._dialect.rows(self._sql["over"], {"limit": limit})
         gone = 0
@@ -277,19 +277,19 @@ class ImportRows:
         return gone
 
     def forget_rows(self, limit: int) -> Flow[int]:
-        """Forget rows that were booked longer ago than they are kept; how many."""
+        """Delete known rows whose retention is over, and return their number."""
         return (yield from self._dialect.write(self._sql["forget_rows"], {"limit": limit}))
 
     # --- bytes ------------------------------------------------------------------------------------
 
     def touch(self, digest: bytes, size: int, form: int = PLAIN) -> Flow[bool]:
-        """Mark bytes as needed; returns whether they are stored completely. ``size`` of the sent bytes."""
+        """Mark bytes as needed, and return whether they are stored completely. ``size`` of the sent bytes."""
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["touch"], {"digest": digest, "bytes": size})
         return (yield from self.has_blob(digest, form))
 
     def has_blob(self, digest: bytes, form: int = PLAIN) -> Flow[bool]:
-        """Whether the bytes are there as a whole."""
+        """Return whether the bytes are stored completely."""
         rows = yield from self._dialect.rows(self._sql["blob"], {"digest": digest})
         return bool(rows and cast(int, rows[0][0]) & form)
 
@@ -299,14 +299,14 @@ class ImportRows:
         return (yield from self._dialect.write(self._sql["put_part"], params))
 
     def end_blob(self, digest: bytes, parts: int, form: int = PLAIN) -> Flow[bool]:
-        """Mark the content complete. Returns whether all its parts are there."""
+        """Mark the content complete, and return whether all its parts are stored."""
         yield from self._dialect.commit_together()
         params: Values = {"digest": digest, "parts": parts, "form": form, **_places(form)}
         yield from self._dialect.write(self._sql["end_blob"], params)
         return (yield from self.has_blob(digest, form))
 
     def doubt_blob(self, digest: bytes, form: int = PLAIN) -> Flow[int]:
-        """The kept bytes are damaged: drop them; the next upload of the file writes them again."""
+        """Drop damaged bytes: the next upload of the file writes them again."""
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest, "others": (PLAIN | SEALED) ^ form})
         return (yield from self._dialect.write(self._sql["drop_form"], {"digest": digest, **_places(form)}))
@@ -318,12 +318,12 @@ class ImportRows:
         return cast(bytes, rows[0][0]) if rows else None
 
     def find_unused(self, limit: int) -> Flow[list[bytes]]:
-        """Digests of bytes that no job needs."""
+        """Find the digests of bytes that no job needs."""
         rows = yield from self._dialect.rows(self._sql["unused"], {"limit": limit, "grace": GRACE_US})
         return [cast(bytes, digest) for (digest,) in rows]
 
     def drop_blob(self, digest: bytes) -> Flow[bool]:
-        """Drop bytes that still no job needs, with their parts."""
+        """Drop bytes with their parts, if still no job needs them."""
         yield from self._dialect.commit_together()
         gone = yield from self._dialect.write(self._sql["drop_blob"], {"digest": digest, "grace": GRACE_US})
         if gone:
@@ -341,7 +341,7 @@ class KnownRows:
         self._keep_us = keep_us
 
     def find_known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
-        """The places of the rows that were booked before."""
+        """Return the places of rows that were booked before."""
         ids = {self._id(item): item.place for item in items if item.error is None}
         if not ids:
             return frozenset()
@@ -349,7 +349,7 @@ class KnownRows:
         return frozenset(ids[cast(bytes, id)] for (id,) in rows)
 
     def note(self, items: Sequence[ListedItem], outcomes: Sequence[ItemOutcome]) -> Flow[bool]:
-        """Write down which rows were booked, and count those that were skipped."""
+        """Store which rows were booked, and count the skipped ones."""
         ended = {outcome.place: outcome for outcome in outcomes if outcome.state is ItemState.SUCCEEDED}
         skipped = sum(1 for outcome in ended.values() if outcome.error_code == KNOWN)
         if skipped:
@@ -370,12 +370,12 @@ class KnownRows:
 
 
 def _places(form: int) -> dict[str, int]:
-    """The places of a form's parts."""
+    """Return the range of places of a form's parts."""
     return {"first": _PAST[form] - FORM_PLACES, "past": _PAST[form]}
 
 
 def make_import_job(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
-    """A job as clients and operators see it."""
+    """Convert a job to the form that clients and operators see."""
     if job.row_count is not None:
         ended = (job.booked or 0, job.skipped, job.failed or 0, job.unknown or 0)
         counts = Counts(job.row_count, sum(ended), *ended)

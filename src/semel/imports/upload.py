@@ -1,4 +1,4 @@
-"""A file on its way in: hashed and written to a temporary file as it comes, so that memory holds one piece of it."""
+"""An incoming file: hashed and written to a temporary file as it arrives, so that memory holds one piece of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from semel.imports.content import of_disk
 
 Source = bytes | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes]
 APART_BYTES: Final = 256 * 1024
-PIECE_BYTES: Final = 512 * 1024  # one is hashed while the next is read and written
+PIECE_BYTES: Final = 512 * 1024  # one piece is hashed while the next is read and written
 TOO_LARGE: Final = "the file has more than {most} bytes"
 
 
 class Upload:
-    """One file. Closing it forgets its bytes; the operating system does so where the process is killed.
+    """One file. Closing it drops its bytes; the operating system does so if the process is killed.
 
     Parameters: ``bytes_max`` of the file; ``folder`` for the temporary file (None: the system's).
 
@@ -38,7 +38,7 @@ class Upload:
         self._hashing = hashlib.sha256()
         self._waiting = bytearray()
         self._hasher: ThreadPoolExecutor | None = None
-        self._hashed: Future[None] | None = None  # of the piece before
+        self._hashed: Future[None] | None = None  # of the previous piece
         self.size = 0
         self.digest = ""
         try:
@@ -53,15 +53,15 @@ class Upload:
         self.close()
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Take a piece, in the calling thread: it must not change any more.
+        """Write a piece, in the calling thread. The caller must not change it afterwards.
 
-        Raises ImportRefused for one too many, and where the disk is full.
+        Raises ImportRefused where the file is too large or the disk is full.
         """
         self.size += len(piece)
         if self.size > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
         self._wait_for_hash()
-        if len(piece) >= APART_BYTES:  # hashing releases the interpreter, as writing does
+        if len(piece) >= APART_BYTES:  # hashing releases the GIL, as writing does
             if self._hasher is None:
                 self._hasher = ThreadPoolExecutor(1, "semel-import-hash")
             self._hashed = self._hasher.submit(self._hashing.update, piece)
@@ -75,13 +75,13 @@ class Upload:
             raise of_disk(error) from error
 
     def _wait_for_hash(self) -> None:
-        """The piece before is hashed: memory holds one beside the next."""
+        """Wait until the previous piece is hashed, so that memory holds at most two pieces."""
         if self._hashed is not None:
             self._hashed.result()
             self._hashed = None
 
     async def feed(self, piece: bytes) -> None:
-        """Take a piece; the disk is written by a thread, half a mebibyte at a time."""
+        """Add a piece. A thread writes to the disk, half a mebibyte at a time."""
         self._waiting += piece
         if self.size + len(self._waiting) > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
@@ -89,7 +89,7 @@ class Upload:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting bytes."""
         if self._waiting:
             block, self._waiting = self._waiting, bytearray()
             await asyncio.to_thread(self.write, memoryview(block))
@@ -102,7 +102,7 @@ class Upload:
         self.digest = self._hashing.hexdigest()
 
     def close(self) -> None:
-        """Forget the bytes."""
+        """Drop the bytes."""
         if self._hasher is not None:
             self._hasher.shutdown()
         self.file.close()
@@ -139,5 +139,5 @@ class Upload:
     def _copy(self, file: IO[bytes]) -> None:
         while block := file.read(PIECE_BYTES):
             if not isinstance(block, bytes):
-                raise PolicyError("file must be opened with 'rb'; what it reads is text")
+                raise PolicyError("file must be opened with 'rb'; it returns text")
             self.write(block)

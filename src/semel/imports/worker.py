@@ -1,4 +1,4 @@
-"""Runs imports beside an application: new jobs at once, those of killed processes a while later."""
+"""A worker that runs imports beside an application: new jobs at once, those of killed processes a while later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PURGE_SECONDS: Final = 3600.0
 class ImportWorker(Loop):
     """``async with ImportWorker(imports):`` runs their jobs until the block ends, and purges hourly.
 
-    Parameters: ``imports``; ``every_seconds`` between two looks for jobs that other processes have left behind.
+    Parameters: ``imports``; ``every_seconds`` between two searches for jobs that other processes have abandoned.
     """
 
     def __init__(self, imports: Imports, every_seconds: float = EVERY_SECONDS) -> None:
@@ -28,7 +28,7 @@ class ImportWorker(Loop):
         self._purge_at = time.monotonic() + PURGE_SECONDS * self._random.random()
 
     async def run(self) -> None:
-        """Look, and look again when a file was submitted here."""
+        """Run due jobs periodically, and at once when a file is submitted in this process."""
         self._imports.waker = self._woken.set
         try:
             while True:

@@ -1,8 +1,8 @@
 """Imports under a WSGI server: run the ASGI endpoints on an event loop in a separate thread.
 
-A request's thread hands its request to the loop, and does meanwhile what needs that thread: it reads the body, a piece
-when the loop wants one, and asks the application whether the caller may. The answers are those of an ASGI application,
-byte by byte. The jobs run on the loop as well.
+A request's thread hands its request to the loop. Meanwhile it does the work that needs this thread: it reads the body,
+a piece when the loop wants one, and calls ``caller``, ``supplier`` and ``may``. The answers equal those of an ASGI
+application, byte by byte. The jobs run on the loop as well.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CALLER: Final = "semel.imports.caller"
 _SUPPLIER: Final = "semel.imports.supplier"
 _IN_THREAD: Final = "semel.imports.in_thread"
 CLOSE_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 5.0  # between two looks whether the loop lives
+LOOK_SECONDS: Final = 5.0  # between two checks that the loop is alive
 
 
 class ImportsOverWsgi:
-    """A WSGI application that takes files, answers questions about their jobs, and runs the jobs.
+    """A WSGI application that accepts files, reports on their jobs, and runs the jobs.
 
     Parameters: ``imports`` one or several, on one :class:`~semel.AsyncEngine` of their own, each with a handler;
     ``path`` of uploads, such as ``"/suppliers/{supplier}/imports"``, for several one of each by its operation;
     ``caller`` a function of the environ that returns a :class:`~semel.http.caller.Caller`, or None for an unknown
     caller; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of
-    the environ; ``may`` a function of the environ and the supplier's code; ``jobs_path`` of the questions;
+    the environ; ``may`` a function of the environ and the supplier's code; ``jobs_path`` of the jobs;
     ``idle_seconds`` how long a client may send nothing; further settings of
     :class:`~semel.http.settings.HttpSettings`.
 
@@ -135,11 +135,11 @@ class ImportsOverWsgi:
         return self.app.router.lifespan_context(self.app)
 
     def open(self) -> None:
-        """Begin the loop of this process, and its jobs. Raises what opening the engine raises."""
+        """Start the loop of this process, and its jobs. Raises the errors of opening the engine."""
         self._loop.run(None)
 
     def close(self) -> None:
-        """End the loop: a job that runs is taken up again by another process, or by the next."""
+        """End the loop. Another process, or the next one, takes over a running job."""
         self._loop.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -147,9 +147,9 @@ class ImportsOverWsgi:
         return send_answer(start_response, self.respond(environ))
 
     def respond(self, environ: Environ, asked: Any = None) -> Answer:
-        """The answer to a request, without its server.
+        """Answer a request without a server.
 
-        Parameters: ``asked`` what ``caller``, ``supplier`` and ``may`` are given in place of the environ.
+        Parameters: ``asked`` the argument of ``caller``, ``supplier`` and ``may`` in place of the environ.
         """
         about = environ if asked is None else asked
         body = BodyPieces(environ)
@@ -212,7 +212,7 @@ class _Exchange:
         self._is_reading = True
         try:
             piece = await self.in_thread(self._body.next)
-        except (OSError, InvalidBody):  # the client has gone, or says that it sends more than comes
+        except (OSError, InvalidBody):  # the client has disconnected, or sent less than its Content-Length
             self._is_read = True
             return {"type": "http.disconnect"}
         self._is_reading = False
@@ -237,11 +237,11 @@ class _Exchange:
                 act, future = wanted
                 try:
                     result = act()
-                except Exception as raised:  # noqa: BLE001 -- the application's to judge
+                except Exception as raised:  # noqa: BLE001 -- the application handles it
                     self._reply(_fail, future, raised)
                 else:
                     self._reply(_succeed, future, result)
-        except BaseException:  # the server ends this thread
+        except BaseException:  # the server is ending this thread
             if self._task is not None:
                 self._reply(self._task.cancel)
             raise
@@ -258,7 +258,7 @@ class _Exchange:
             try:
                 return self._asked.get(timeout=LOOK_SECONDS)
             except queue.Empty:
-                if not is_alive():  # its loop has ended before it took the request
+                if not is_alive():  # the loop ended before it took the request
                     return None
 
     def _reply(self, act: Callable[..., object], *arguments: Any) -> None:
@@ -278,7 +278,7 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 class _LoopThread:
-    """An event loop in a thread of each process, inside a lifespan; it begins when it is first used."""
+    """An event loop in a thread of each process, inside a lifespan; it starts at its first use."""
 
     def __init__(self, lifespan: Callable[[], Any]) -> None:
         self._lifespan = lifespan
@@ -303,7 +303,7 @@ class _LoopThread:
                 self._loop.call_soon_threadsafe(act, self._loop)
 
     def is_alive(self) -> bool:
-        """Whether this process has one that runs."""
+        """Return whether this process has a running loop."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
@@ -326,11 +326,11 @@ class _LoopThread:
 
         try:
             asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001 -- its starter gets it; after the start there is none
+        except BaseException as error:  # noqa: BLE001 -- the starter gets it; none occurs after the start
             begun.put(error)
 
     def close(self) -> None:
-        """End the lifespan, and wait for it a while."""
+        """End the lifespan, and wait for it for a limited time."""
         with self._lock:
             thread, loop, over = self._thread, self._loop, self._over
             self._thread = None
@@ -347,7 +347,7 @@ def _close_one(found: weakref.ref[_LoopThread]) -> None:
 
 
 def _scope_of(environ: Environ) -> dict[str, Any]:
-    """The same request as an ASGI server would tell it."""
+    """Return the ASGI scope of the same request."""
     root = _text(environ.get("SCRIPT_NAME", ""))
     return {
         "type": "http",

@@ -1,4 +1,4 @@
-"""The reference service: payments, orders and notes, each with other effects, and what Semel makes of them.
+"""The reference service: payments, orders and notes, each with different effects, protected by Semel.
 
 This is the first example a user copies. Payments are EXTERNAL (a provider is charged), orders are ATOMIC
 (a row in Semel's own database), notes are IDEMPOTENT (the other side deduplicates). Everything about keys,
@@ -50,7 +50,7 @@ from semel.stores.sqlite.driver import SqliteDriver
 from semel.telemetry import Both, Logging, Observer, safe
 
 TENANT: Final = "demo"
-CALLERS: Final = ("alice", "bob")  # the token is the name: this is no authentication, it shows its place
+CALLERS: Final = ("alice", "bob")  # the token is the name: a placeholder for real authentication
 LEASE_SECONDS: Final = 30.0
 DEADLINE_SECONDS: Final = 60.0
 IMPORT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -71,7 +71,7 @@ class Parts:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller, by the bearer token or the cookie of the form without scripts; 401 for all others."""
+    """Return the caller, by the bearer token or the cookie of the form without scripts; 401 for all others."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if request.url.path == "/checkout" and not scheme:
         scheme, token = "bearer", request.cookies.get(page.COOKIE, "")
@@ -83,7 +83,7 @@ def caller_of(request: Request) -> Caller:
 _BEARER: Final = Depends(HTTPBearer(auto_error=False, description="`alice` or `bob`"))  # for the document
 AUTHENTICATED: Final = [Depends(caller_of), _BEARER]
 
-# What the application itself answers, for the document; Semel adds its own problems.
+# The application's own answers, for the document; Semel adds its problems.
 _NOBODY: Final[dict[int | str, dict[str, Any]]] = {
     401: {"model": RefusedRequest, "description": "The caller is not known"}
 }
@@ -98,7 +98,7 @@ _COMMAND: Final = {
 
 
 def create_app(settings: Settings, *observers: Observer) -> FastAPI:
-    """The service for these settings; nothing is opened before its lifespan begins.
+    """Create the service for these settings; it opens nothing before its lifespan begins.
 
     Parameters: ``observers`` that get the engine's events beside the log.
 
@@ -147,7 +147,7 @@ def _add_pages(parts: Parts, settings: Settings) -> None:
 
 
 def ledger_path(engine: AsyncEngine, name: str) -> Path:
-    """The path of the other system's ledger: beside the database."""
+    """Return the path of the other system's ledger, beside the database."""
     driver = engine.backend.driver
     if not isinstance(driver, SqliteDriver):
         raise ConfigurationError(f"the reference service runs on sqlite:///, not on {engine.backend.name}")
@@ -168,7 +168,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    # Without the input: it is the client's, and not everything that Python reads can be written as JSON (1e400).
+    # Without the client's input: Python reads some JSON that it cannot write back (1e400).
     assert isinstance(error, RequestValidationError)
     detail = [{"loc": found["loc"], "msg": found["msg"], "type": found["type"]} for found in error.errors()]
     return JSONResponse({"detail": detail}, 422)
@@ -274,11 +274,11 @@ def _add_imports(parts: Parts) -> None:
 
     @imports.row
     async def place_order(row: Row) -> str:
-        """One row is one order of its supplier; it is committed with what became of the row."""
+        """Place an order of the supplier for one row; the order commits with the row's outcome."""
         return orders.place(row.connection, row.supplier, row.value.sku, row.value.quantity).id
 
     def may_upload(request: Request, supplier: str) -> bool:
-        """Everybody who is known may send files of every supplier here; a real service asks its own rights."""
+        """Allow every known caller to send every supplier's files; a real service checks its own permissions."""
         return caller_of(request).tenant == TENANT
 
     parts.semel.imports(

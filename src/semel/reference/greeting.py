@@ -34,12 +34,12 @@ _DEMO = """
 
 
 def commands(url: str, settings: Settings) -> str:
-    """Commands to try, as lines for a shell."""
+    """Return commands to try, as lines for a shell."""
     return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
 
 
 def greeting(url: str, settings: Settings, metrics: str | None = None) -> list[str]:
-    """The lines to print."""
+    """Return the lines to print."""
     return [
         f"semel: serving on {url} (store {settings.url}{', demo mode' if settings.demo else ''})",
         f"semel: a page to begin with: {url}/; the API is described at {url}/docs; stop with Ctrl-C",

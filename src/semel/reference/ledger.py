@@ -1,7 +1,7 @@
 """An append-only ledger: a file of JSON lines that several processes may write, each line flushed to the disk.
 
-What is returned as written survives a crash of the process and of the host. A line torn by a crash is
-skipped: it was never acknowledged. Nothing is ever changed or removed. For POSIX systems (``flock``).
+Once ``append`` returns, the entry survives a crash of the process and of the host. Readers skip a line torn by a
+crash: it was never acknowledged. No entry is ever changed or removed. For POSIX systems (``flock``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class LedgerLine(TypedDict):
 
 
 class Ledger:
-    """One file of entries. Thread-safe; nothing is opened before the first use."""
+    """One file of entries. Thread-safe; opened at its first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()  # flock does not tell the threads of one process apart
+        self._lock = threading.Lock()  # flock does not distinguish the threads of one process
         self._entries: list[LedgerLine] = []
         self._by_key: dict[str, LedgerLine] = {}
         self._read_bytes = 0
@@ -47,7 +47,7 @@ class Ledger:
         return self._lock_and_act(lambda file: self._append(file, entry, line, once))
 
     def entries(self) -> list[LedgerLine]:
-        """All entries of all processes so far, in their order."""
+        """Return all entries of all processes so far, in their order."""
         if not self._path.exists():
             return []
         return self._lock_and_act(self._all)
@@ -57,7 +57,7 @@ class Ledger:
         known = self._by_key.get(entry["key"])
         if once and known is not None:
             return known
-        # A process that died may have left a torn line: this one begins on its own line.
+        # A process that died may have left a torn line: begin on a new one.
         os.write(file, b"\n" + line if self._is_torn(file) else line)
         os.fsync(file)
         return entry
@@ -73,7 +73,7 @@ class Ledger:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 return act(file)
             finally:
-                os.close(file)  # which gives the lock back
+                os.close(file)  # closing releases the lock
 
     def _catch_up(self, file: int) -> None:
         """Read the new lines, up to the last complete one."""

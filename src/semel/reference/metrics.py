@@ -1,4 +1,4 @@
-"""The reference service's metrics page: on a separate port, answered by any worker for all of them."""
+"""The reference service's metrics page on a separate port: any worker answers for all of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def serve_metrics(settings: Settings) -> Iterator[MetricsPlace | None]:
 
 
 class Page:
-    """The service, and beside it the page of metrics on the port of ``listening``."""
+    """The service, and beside it the metrics page on the port of ``listening``."""
 
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
         from semel.exporters.prometheus import Prometheus, own_registry  # needs an extra
@@ -63,7 +63,7 @@ class Page:
         self._port = listening.getsockname()[1]
 
     def beside(self, app: Any) -> Any:
-        """An ASGI application of both."""
+        """Combine both into one ASGI application."""
 
         async def either(scope: Any, receive: Any, send: Any) -> None:
             server = scope.get("server")

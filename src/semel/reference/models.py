@@ -24,7 +24,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Strict(BaseModel):
-    """Members in camelCase; unknown ones are refused, because a mistyped one would silently mean nothing."""
+    """A model with members in camelCase. It refuses unknown ones, because a mistyped member would have no effect."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 

@@ -1,4 +1,4 @@
-"""Notes: a downstream that deduplicates by the key it is given, so its operation may be declared IDEMPOTENT."""
+"""Notes: a downstream system that deduplicates by the given key, so its operation may be declared IDEMPOTENT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Note:
 
 
 class Notes:
-    """Writes each key's note once, however often it is sent. ``path`` is the file of its ledger."""
+    """Writes each key's note once, however often clients send it. ``path`` is the file of its ledger."""
 
     def __init__(self, path: Path) -> None:
         self._ledger = Ledger(path)
@@ -35,7 +35,7 @@ class Notes:
         return _note(self._ledger.append(entry, once=True))
 
     def notes_of(self, caller: str) -> list[Note]:
-        """One caller's notes, in their order."""
+        """Return one caller's notes, in their order."""
         return [_note(entry) for entry in self._ledger.entries() if entry["caller"] == caller]
 
 

@@ -24,18 +24,18 @@ class Order:
 
 
 def create_table() -> Flow[None]:
-    """The service's own schema step; safe to repeat."""
+    """Create the service's own table; safe to repeat."""
     return ask(Script((SQL["create_table"].text, SQL["create_index"].text)))
 
 
 def place(connection: Any, caller: str, sku: str, quantity: int) -> Order:
-    """Write an order on ``permit.connection``: it commits with the record, or not at all."""
+    """Write an order on ``permit.connection``: the order commits with the record, or not at all."""
     order = Order(f"ord_{secrets.token_hex(8)}", caller, sku, quantity)
     connection.execute(SQL["insert_order"].text, asdict(order))
     return order
 
 
 def list_placed(caller: str) -> Flow[list[Order]]:
-    """One caller's orders, in their order."""
+    """Return one caller's orders, in their order."""
     rows = yield from ask(Query(SQL["list_orders"], {"caller": caller, "limit": LISTED_MAX}))
     return [Order(*cast("tuple[str, str, str, int]", row)) for row in rows]

@@ -1,4 +1,4 @@
-"""The service's pages: a checkout that shows what Semel does in a browser, and a plain form without scripts."""
+"""The service's pages: a checkout that shows Semel's effect in a browser, and a plain form without scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from semel.reference.models import AMOUNT_MAX
 from semel.reference.provider import Charge
 from semel.reference.settings import Settings
 
-COOKIE: Final = "semel-demo-caller"  # who uses the plain form: a page without scripts sends no Authorization header
+COOKIE: Final = "semel-demo-caller"  # the plain form's user: a page without scripts sends no Authorization header
 _FOLDER: Final = Path(__file__).parent
 _FILES: Final = {"checkout.js": "text/javascript", "checkout.css": "text/css"}
 _HEADERS: Final = {
@@ -95,7 +95,7 @@ def add(app: FastAPI, settings: Settings, semel: Semel, lease_seconds: float, ch
 
     @app.get("/checkout/forms/{number}", include_in_schema=False)
     async def plain_form(number: str) -> HTMLResponse:
-        # Each form has its own address, and its key: also when the browser fetches it again on the way back.
+        # Each form has its own address and key, also when the browser goes back and fetches it again.
         page = _page("Checkout without scripts", _FORM.format(key=form_key("checkout", number)))
         page.set_cookie(COOKIE, "alice", path="/checkout", httponly=True, samesite="strict")
         return page

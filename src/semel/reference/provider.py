@@ -1,7 +1,7 @@
 """The payment provider simulator: a third party's system, with its own ledger.
 
-It does **not** deduplicate by the key it is given, as some real providers do not: a charge asked for twice
-is charged twice, and its ledger shows it. That is what makes the demonstration worth anything.
+Like some real providers, it does **not** deduplicate by the given key: two requests for a charge are two
+charges, and its ledger shows both. Only this makes the demonstration meaningful.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Charge:
 
 
 class Provider:
-    """Charges, and remembers every charge. ``path`` is the file of its ledger."""
+    """Charges customers, and records every charge. ``path`` is the file of its ledger."""
 
     def __init__(self, path: Path) -> None:
         self._ledger = Ledger(path)
@@ -45,14 +45,14 @@ class Provider:
     ) -> Charge:
         """Charge now, durably. Blocks for one fsync.
 
-        Parameters: ``key`` is kept with the charge; only with ``deduplicate`` does a known key mean no new charge.
+        Parameters: ``key`` is kept with the charge; only ``deduplicate`` prevents a new charge under a known key.
         """
         detail = {"amount": str(amount), "currency": currency, "customer": customer}
         entry: LedgerLine = {"key": key, "id": f"pay_{secrets.token_hex(8)}", "caller": caller, "detail": detail}
         return _charge(self._ledger.append(entry, once=deduplicate))
 
     def charges(self, caller: str | None = None) -> list[Charge]:
-        """All charges, or one caller's, in their order."""
+        """Return all charges, or one caller's, in their order."""
         return [_charge(entry) for entry in self._ledger.entries() if caller is None or entry["caller"] == caller]
 
 

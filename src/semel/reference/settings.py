@@ -1,6 +1,6 @@
 """The service's settings, read once from the environment into a frozen value.
 
-The command line takes the store's part of them too, so that both always mean the same store.
+The command line reads the store's settings here too, so that both always use the same store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PORT_DEFAULT: Final = 8080
 WORKERS_MAX: Final = 64
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
-DEMO_LEASE_SECONDS: Final = 5.0  # so that a crash can be watched
+DEMO_LEASE_SECONDS: Final = 5.0  # short enough to watch a crash
 
 
 class SettingsError(ConfigurationError):
@@ -50,7 +50,7 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """The settings of an environment. Raises SettingsError.
+        """Read the settings of an environment. Raises SettingsError.
 
         >>> Settings.read({"PORT": "9000"}).port
         9000
@@ -71,12 +71,12 @@ class Settings:
 
 
 def store_url(environment: Mapping[str, str] = os.environ) -> str:
-    """The store that ``SEMEL_URL`` names, or the file in the current folder."""
+    """Return the store that ``SEMEL_URL`` names, or the file in the current folder."""
     return environment.get("SEMEL_URL") or URL_DEFAULT
 
 
 def id_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The bytes of the file that ``SEMEL_ID_SECRET_FILE`` names. Raises SettingsError."""
+    """Read the file that ``SEMEL_ID_SECRET_FILE`` names. Raises SettingsError."""
     path = environment.get("SEMEL_ID_SECRET_FILE")
     if not path:
         return None
@@ -87,11 +87,11 @@ def id_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def seal_keys(environment: Mapping[str, str] = os.environ) -> Sealer | None:
-    """The sealer of the key ring in the file that ``SEMEL_SEAL_KEYS_FILE`` names. Raises SettingsError."""
+    """Return the sealer of the key ring in the file that ``SEMEL_SEAL_KEYS_FILE`` names. Raises SettingsError."""
     path = environment.get("SEMEL_SEAL_KEYS_FILE")
     if not path:
         return None
-    from semel.sealing.sealer import Sealer  # which alone needs its library
+    from semel.sealing.sealer import Sealer  # only sealing needs this library
 
     try:
         return Sealer.from_file(path, opens_plain=True)

@@ -1,6 +1,6 @@
-"""Trouble on request: delays, failures and crashes around an effect, for those who want to watch what happens.
+"""Trouble on request: delays, failures and crashes around an effect, to watch their consequences.
 
-Only with SEMEL_DEMO=1; otherwise a body that asks for it is refused like any unknown member.
+Only with SEMEL_DEMO=1; otherwise the service refuses a body that asks for it, like any unknown member.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Broken(Exception):
 class Simulation(BaseModel):
     """``delayMs`` passes before the effect; *before* and *after* mean the effect; a crash is SIGKILL of the worker.
 
-    Failures and crashes happen once for each key: ask again, and see what they left behind.
+    Failures and crashes happen once for each key: retry, and see the state that they left.
     """
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
@@ -50,7 +50,7 @@ class Simulation(BaseModel):
 
 
 def check_allowed(value: Any) -> Any:
-    """Refuses to simulate anything outside a demonstration."""
+    """Refuse to simulate anything outside a demonstration."""
     if value is not None and not DEMO.get():
         raise ValueError("is for demonstrations only: start the service with SEMEL_DEMO=1")
     return value
@@ -59,14 +59,14 @@ def check_allowed(value: Any) -> Any:
 class Troubles:
     """Simulates a failure once for each command, so that a retry sees the state that it left.
 
-    Which commands had theirs is a ledger of its own (at ``path``): a crash and a rollback take everything else.
+    A separate ledger (at ``path``) records these commands: it alone survives a crash or a rollback.
     """
 
     def __init__(self, path: Path) -> None:
         self._ledger = Ledger(path)
 
     async def before(self, wanted: Simulation | None, permit: Permit | None) -> None:
-        """The simulated failure before the effect. Raises Unreachable."""
+        """Simulate the trouble before the effect. Raises Unreachable."""
         if wanted is None:
             return
         if wanted.delay_ms:
@@ -77,7 +77,7 @@ class Troubles:
             raise Unreachable("simulated: the other side could not be reached; nothing happened")
 
     async def after(self, wanted: Simulation | None, permit: Permit | None) -> None:
-        """The simulated failure after the effect. Raises TimedOut and Broken."""
+        """Simulate the trouble after the effect. Raises TimedOut and Broken."""
         if wanted is None or (wanted.crash != "after" and wanted.fail not in ("timeout", "after")):
             return
         if not await self._first(permit):
@@ -89,7 +89,7 @@ class Troubles:
         raise Broken("simulated: a failure after the effect")
 
     async def _first(self, permit: Permit | None) -> bool:
-        if permit is None:  # without a key there is no retry to be recognised
+        if permit is None:  # without a key, a retry cannot be recognised
             return True
         mine = secrets.token_hex(8)
         entry: LedgerLine = {

@@ -1,8 +1,8 @@
-"""The supervisor of the reference service: it owns the port, and workers that die are replaced.
+"""The supervisor of the reference service: it owns the port, and replaces workers that die.
 
 A small process that cannot crash with its workers: it binds, migrates, starts them on the inherited socket,
-and waits. Requests that arrive while a worker is being replaced wait in the socket's queue. It ends its
-workers by their own process ids, and never anything else. SIGHUP replaces the workers one by one, without a gap.
+and waits. Requests that arrive while it replaces a worker wait in the socket's queue. It ends its workers
+by their own process ids, and no other process. SIGHUP replaces the workers one by one, without a gap.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Say(Protocol):
     """Prints the service's messages to the command line's output."""
 
     def say(self, *lines: str) -> None:
-        """Lines for people."""
+        """Print lines for people."""
 
     def note(self, line: str) -> None:
-        """A remark on stderr."""
+        """Print a remark on stderr."""
 
     def document(self, value: dict[str, str | int | list[int]]) -> None:
         """Print one event for machines."""
 
 
 def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
-    """Migrate, bind, say what to try, and serve until SIGTERM or SIGINT; the exit code.
+    """Migrate, bind, print commands to try, and serve until SIGTERM or SIGINT. Return the exit code.
 
-    Raises ConfigurationError where the port or the store cannot be used as configured, StoreError where it fails.
+    Raises ConfigurationError where the port or store cannot be used as configured, StoreError where the store fails.
     """
     _prepare(settings)
     with bound(settings) as listening, serve_metrics(settings) as page:
@@ -78,7 +78,7 @@ def _prepare(settings: Settings) -> None:
 
 @contextmanager
 def bound(settings: Settings) -> Iterator[socket.socket]:
-    """The listening socket. Raises ConfigurationError, naming the variable."""
+    """Return the listening socket. Raises ConfigurationError, naming the variable."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -120,7 +120,7 @@ class Supervisor:
         self._has_terminal = os.isatty(0)
 
     def run(self) -> int:
-        """Serve until asked to end; 0, or 1 if workers cannot start."""
+        """Serve until asked to end. Return 0, or 1 if workers cannot start."""
         lifeline, self._held_end = os.pipe()
         try:
             with self._signals() as woken:
@@ -133,7 +133,7 @@ class Supervisor:
                 self._end_workers(woken)
         finally:
             os.close(lifeline)
-            os.close(self._held_end)  # a worker that is still there ends now
+            os.close(self._held_end)  # ends any worker that still runs
         return 1 if self._failed_starts >= FAILED_STARTS_MAX else 0
 
     def _start_due(self, lifeline: int) -> None:
@@ -147,7 +147,7 @@ class Supervisor:
             self._out.document({"event": "worker", "pid": worker.process.pid, "pids": pids})
 
     def _reap(self) -> None:
-        """Take note of workers that ended, and plan their replacements."""
+        """Note workers that ended, and plan their replacements."""
         for worker in list(self._workers):
             worker.kill_if_due()
             code = worker.process.poll()
@@ -159,7 +159,7 @@ class Supervisor:
                 self._replace(worker, code)
 
     def _replace(self, worker: WorkerProcess, code: int) -> None:
-        """A worker has ended unexpectedly."""
+        """Plan a replacement for a worker that ended unexpectedly."""
         short = time.monotonic() - worker.started < SHORT_LIFE_SECONDS
         self._short_lives = self._short_lives + 1 if short else 0
         self._failed_starts = self._failed_starts + 1 if code > 0 else 0
@@ -172,7 +172,7 @@ class Supervisor:
         self._out.note(f"semel: worker {worker.process.pid} ended ({how}); starting another")
 
     def _give_up(self, code: int) -> None:
-        """Workers fail to start: where former ones still serve they go on, else this is the end."""
+        """Handle workers that fail to start: continue if former ones still serve, else end."""
         if any(worker.former for worker in self._workers):
             self._out.note(f"semel: new workers fail to start (exit code {code}), see above; the former ones continue")
             for worker in self._workers:
@@ -186,7 +186,7 @@ class Supervisor:
     # --- a rolling restart --------------------------------------------------------------------
 
     def _roll(self) -> None:
-        """After SIGHUP: as soon as a new worker serves, one of the former is asked to end; and so on."""
+        """Continue a rolling restart (SIGHUP): once a new worker serves, ask the next former one to end."""
         if self._hung_up:
             self._hung_up = False
             self._out.note("semel: SIGHUP; replacing the workers one by one")
@@ -205,7 +205,7 @@ class Supervisor:
 
     def _hang_up(self, *_: object) -> None:
         if self._has_terminal and not os.isatty(0):
-            self._stopping = True  # the terminal was closed: no one can end this by hand
+            self._stopping = True  # the terminal was closed: Ctrl-C cannot end this any more
         else:
             self._hung_up = True
 
@@ -221,7 +221,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
-        """Turn signals into bytes of a pipe; yields its reading end."""
+        """Turn signals into bytes of a pipe, and yield its reading end."""
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         former_wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         former = {number: signal.signal(number, self._stop) for number in _FORWARDED}

@@ -1,8 +1,8 @@
 """One worker process of the reference service: uvicorn on a socket that it inherits from its supervisor.
 
 ``python -m semel.reference.worker_main --socket FD --lifeline FD --ready FD [--metrics FD]``. The lifeline is the
-reading end of a pipe that only the supervisor holds open: when the supervisor is gone, however it ended, the worker
-drains and ends. To the third, the writing end of a pipe, the worker writes one byte when it serves.
+reading end of a pipe that only the supervisor holds open: once the supervisor has ended in any way, the worker drains
+and ends. ``--ready`` is the writing end of a pipe, to which the worker writes one byte when it serves.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from semel.reference.settings import Settings
 
 DRAIN_SECONDS: Final = 10
 LOOK_SECONDS: Final = 0.02
-LOOKS_MAX: Final = 25  # half a second for a connection whose request has not come when the end has
+LOOKS_MAX: Final = 25  # at the end, waits half a second for a connection's first request
 BACKLOG: Final = 2048
-CONFIGURATION_EXIT: Final = 3  # it could not start; after a few such starts in a row the supervisor gives up
+CONFIGURATION_EXIT: Final = 3  # it could not start; after a few such failures in a row the supervisor gives up
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which says when it serves, and before it ends answers the requests it has accepted."""
+    """A uvicorn server that reports when it serves, and answers the requests it has accepted before it ends."""
 
     def __init__(self, config: uvicorn.Config, tells: int | None) -> None:
         super().__init__(config)
         self._tells = tells
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, and say so."""
+        """Begin to serve, and report it."""
         await super().startup(sockets)
         if self.started and self._tells is not None:
             os.write(self._tells, b"1")
@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
         """Accept no new connections, serve the requests of those just accepted, drain."""
         for server in self.servers:
             server.close()
-        for _ in range(LOOKS_MAX):  # at least once: what was accepted becomes a connection in the loop's next turns
+        for _ in range(LOOKS_MAX):  # at least once: an accepted socket becomes a connection in the loop's next turns
             await asyncio.sleep(LOOK_SECONDS)
             if not any(map(_has_not_asked, self.server_state.connections)):
                 break
@@ -58,17 +58,17 @@ class _Server(uvicorn.Server):
 
 
 def _has_not_asked(connection: object) -> bool:
-    """Whether a connection is too young to have brought its first request."""
+    """Return whether a connection is too young to have sent its first request."""
     return getattr(connection, "cycle", connection) is None
 
 
 def run_server(
     settings: Settings, listening: socket.socket, tells: int | None = None, measuring: socket.socket | None = None
 ) -> int:
-    """Serve on a bound socket until SIGTERM or SIGINT; handlers that run may end within the drain.
+    """Serve on a bound socket until SIGTERM or SIGINT; running handlers may end within the drain.
 
-    Parameters: ``tells``, a descriptor that one byte is written to when requests are served; ``measuring`` the bound
-    socket on which Prometheus is answered.
+    Parameters: ``tells``, a descriptor that gets one byte when the server serves; ``measuring`` the bound
+    socket of the metrics page.
     """
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s {os.getpid()} %(name)s: %(message)s")
     page = None if measuring is None else Page(settings, measuring)
@@ -92,7 +92,7 @@ def run_server(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the supervisor ends it, or has died."""
+    """Serve until the supervisor asks to end, or dies."""
     parser = argparse.ArgumentParser(prog="semel.reference.worker_main", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)

@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: started on the inherited socket, ready, asked to end, ended."""
+"""One worker process, from the supervisor's side: start on the inherited socket, readiness, drain, end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class WorkerProcess:
     """A process of ``semel.reference.worker_main``.
 
     Parameters: ``settings`` of the service; ``listening``, the descriptor of the bound socket; ``lifeline``, the
-    reading end of a pipe that closes with the supervisor; ``measured`` where Prometheus is answered.
+    reading end of a pipe that closes with the supervisor; ``measured`` the metrics page's place.
 
-    ``ready`` is the descriptor that becomes readable when the worker serves (None: it has been read), ``serves`` says
-    so, ``former`` that the worker is to be replaced, ``kill_at`` the monotonic time until which it may drain.
+    ``ready`` is the descriptor that becomes readable when the worker serves (None: already read), ``serves`` whether it
+    does, ``former`` whether it is to be replaced, ``kill_at`` the monotonic time until which it may drain.
     """
 
     __slots__ = ("former", "kill_at", "process", "ready", "serves", "started")
@@ -62,7 +62,7 @@ class WorkerProcess:
         self.forget()
 
     def forget(self) -> None:
-        """Give back the descriptor that tells of readiness."""
+        """Close the descriptor that reports readiness."""
         if self.ready is not None:
             os.close(self.ready)
             self.ready = None
@@ -73,14 +73,14 @@ class WorkerProcess:
         self.process.terminate()
 
     def kill_if_due(self) -> None:
-        """Kill a worker that has been asked to end and did not do so in time."""
+        """Kill a worker that was asked to end and did not do so in time."""
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
             with suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGKILL)
 
 
 def _environment(settings: Settings, measured: MetricsPlace | None) -> dict[str, str]:
-    """The supervisor's environment, with the settings as they were resolved."""
+    """Return the supervisor's environment, with the resolved settings."""
     return {
         **os.environ,
         **({} if measured is None else {"PROMETHEUS_MULTIPROC_DIR": measured.folder}),

@@ -28,14 +28,14 @@ from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, 
 WAITS_US: Final = 60_000_000  # an event that waits longer has no relay, or its relay cannot publish
 ROWS_LOOKED_AT: Final = 2_000  # of each kind, unless --full is given
 NAMED_MAX: Final = 3
-OVERDUE_MAX: Final = 100  # so many imports are counted
-_OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and none of them is unpacked
+OVERDUE_MAX: Final = 100  # imports to count at most
+_OF_ANOTHER: Final = -1  # the check reads steps of another generation whole, and unpacks none
 
 
 def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[DoctorFinding]:
-    """The findings on events, imports and messages, and on damaged rows; none where the store keeps none.
+    """Yield findings on events, imports, messages and damaged rows; none where the store keeps none.
 
-    Parameters: ``quick`` leaves out what looks at every row.
+    Parameters: ``quick`` leaves out checks that read every row.
     """
     if not is_kept_by(engine.store):
         return
@@ -144,7 +144,7 @@ def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> DoctorFindin
 
 
 def _look_at_imports(engine: Engine) -> Iterator[DoctorFinding]:
-    """Imports that no process has taken although any could have: none where all go on."""
+    """Yield a finding if open imports wait although any process could have taken them."""
     rows = ImportRows(engine.store)
     found = engine.perform("import", lambda: rows.overdue(OVERDUE_US, OVERDUE_MAX))
     if found:
@@ -206,7 +206,7 @@ def _look_at_rows(engine: Engine, *, full: bool) -> DoctorFinding:
 
 
 def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
-    """The name of a damaged row, and its damage."""
+    """Return the name of a damaged row, and its damage."""
     values = dict(zip(noun.columns, row, strict=False))
     if noun is STEPS:
         try:

@@ -17,14 +17,14 @@ from semel.engine.sync_engine import Engine
 from semel.steps.store import Abandoned, StepRows
 
 PAGE: Final = 1000
-REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
-COMPLETED_WITHIN_US: Final = 5_000_000  # as a reaper: a completer looks every half second
+REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: a longer lapse means that none is running
+COMPLETED_WITHIN_US: Final = 5_000_000  # a completer also looks every half second
 OPERATIONS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """The number (at least) of records of one kind, and the oldest of them."""
+    """The number of records of one kind (a lower bound if there are ``more``), and the oldest of them."""
 
     count: int
     oldest: Record | None
@@ -40,7 +40,7 @@ class _Standing:
 def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[DoctorFinding]:
     """Check the records of a store, and yield findings.
 
-    Parameters: ``quick`` looks at the store's own list of what needs attention alone.
+    Parameters: ``quick`` reads only the store's own list of records that need attention.
     """
     if not quick:
         yield _count(engine)
@@ -77,13 +77,13 @@ def _count(engine: Engine) -> DoctorFinding:
 
 
 def _place(counted: tuple[object, int]) -> tuple[bool, int, str]:
-    """The place of a state in the list: SQLite keeps a value of any type, and damaged ones come last."""
+    """Return the place of a state in the list. SQLite keeps values of any type; damaged ones come last."""
     state, _ = counted
     return (False, state, "") if isinstance(state, int) else (True, 0, str(state))
 
 
 def _about_resting(resting: _Standing, now: int) -> DoctorFinding:
-    """The commands between their steps or items that no process holds: some of their retries never come."""
+    """Return the finding on commands at rest between steps or items, some of which no client will retry."""
     if resting.oldest is None:
         return DoctorFinding("resting", "ok", "none")
     count = f"{'more than ' if resting.more else ''}{resting.count}"
@@ -100,7 +100,7 @@ def _about_resting(resting: _Standing, now: int) -> DoctorFinding:
 
 
 def _look_at_abandoned(engine: Engine) -> Iterator[DoctorFinding]:
-    """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
+    """Yield a finding on resumable executions that no process holds or continues. Failed ones do not count."""
     if not engine.store.capabilities.holds_features:
         return
     [now, found] = engine.perform("abandoned", lambda: _find_abandoned(engine.store))
@@ -126,9 +126,9 @@ def _find_abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
 
 
 def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list[Record], bool]:
-    """The store's time, records of a query, and whether there are more.
+    """Return the store's time, records of a query, and whether there are more.
 
-    Parameters: ``walk`` on, a bounded statement at a time, until there is a page of them, or no more records.
+    Parameters: ``walk`` reads on in bounded statements until a page is full or the records end.
     """
     page = find_bounded(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
     records = list(page.records)

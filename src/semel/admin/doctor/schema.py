@@ -20,11 +20,11 @@ REMEDY: Final = (
 )
 _TABLE: Final = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(semel_\w+) \(\n(.*)\n\)", re.DOTALL)
 _ADDED: Final = re.compile(r"ALTER TABLE (semel_\w+) ADD COLUMN (?:IF NOT EXISTS )?(\w+)")
-_COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # what is no column is written in capitals
+_COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # only columns are in lower case
 
 
 def look_at_schema(engine: Engine, identity: Identity) -> DoctorFinding:
-    """The finding on the version of the schema, and on its tables."""
+    """Return the finding on the version of the schema, and on its tables."""
     done, pending = engine.store.migrations[: identity.schema_version], pending_of(engine.store, identity)
     lacking = missing(engine, done)
     if lacking:
@@ -51,7 +51,7 @@ def missing(engine: Engine, migrations: Iterable[str]) -> str:
 
 
 def parse_tables(text: str) -> Mapping[str, list[str]]:
-    """The tables that migrations make, with their columns.
+    """Return the tables that migrations make, with their columns.
 
     >>> parse_tables("CREATE TABLE semel_a (\\n    id bytea,\\n  UNIQUE (id)\\n);ALTER TABLE semel_a ADD COLUMN n int;")
     {'semel_a': ['id', 'n']}
@@ -66,7 +66,7 @@ def parse_tables(text: str) -> Mapping[str, list[str]]:
 
 
 def pending_of(store: Store, identity: Identity) -> tuple[str, ...]:
-    """The migrations that a store has not had yet."""
+    """Return the migrations that have not run on a store yet."""
     return store.migrations[identity.schema_version :]
 
 

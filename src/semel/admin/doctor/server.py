@@ -11,10 +11,10 @@ from semel.engine.sync_engine import Engine
 from semel.errors import StatementRefused
 
 ShowSlow = Callable[[str, Callable[[], list[DoctorFinding]]], list[DoctorFinding]]
-"""Runs slow work of this name, and shows that it goes on."""
+"""Runs slow work of this name, and shows its progress."""
 
 TABLES: Final = "tables"
-_OF_LOSS: Final = frozenset({"appendfsync", "durability"})  # what ``?persistence=none`` in the URL accepts
+_OF_LOSS: Final = frozenset({"appendfsync", "durability"})  # checks that ``?persistence=none`` in the URL accepts
 _LEVELS: Final[Mapping[str, Level]] = {
     "ok": "ok",
     "note": "note",
@@ -25,7 +25,7 @@ _LEVELS: Final[Mapping[str, Level]] = {
 
 
 def look_at_tables(engine: Engine) -> DoctorFinding | None:
-    """The finding on the tables that an ATOMIC transaction cannot vouch for; None of a store without a server."""
+    """Return the finding on tables that an ATOMIC transaction cannot cover; None for a store without that check."""
     for check in engine.store.doctor(full=False, quick=True):
         if check.name == TABLES:
             return engine.perform("doctor", check.look)[0]
@@ -39,9 +39,9 @@ def look_at_store(
     quick: bool = False,
     show: ShowSlow = lambda name, work: work(),
 ) -> Iterator[DoctorFinding]:
-    """The findings on the server's settings, about all nodes of a cluster, and those of the store's own checks.
+    """Yield findings on the server's settings (of all nodes of a cluster), and those of the store's own checks.
 
-    A setting that may lose the last acknowledged writes is a note where the URL accepts that.
+    A setting that may lose acknowledged writes is reported as a note where the URL accepts that.
 
     Parameters: ``full`` and ``quick`` as :meth:`~semel.core.contract.Store.doctor` has them; ``show`` runs slow checks.
 

@@ -22,7 +22,7 @@ VARIABLES: Final = tuple(sorted(set(re.findall(r"SEMEL_[A-Z_]+", Settings.__doc_
 def look_at_settings(
     options: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> Iterator[DoctorFinding]:
-    """The findings about the URL, the id secret and the variables of the environment."""
+    """Yield findings on the URL, the id secret and the environment's variables."""
     url = f"{hide_password(url_of(options))} (by {source_of_url(options)})"
     yield DoctorFinding("settings", "ok", url)
     for name in sorted(environment):
@@ -39,14 +39,14 @@ def look_at_settings(
 
 
 def _suggest(name: str) -> str | None:
-    """The variable that a name was probably meant to be; None where it is one, or resembles none.
+    """Return the variable that a name was probably meant to be; None where it is one, or resembles none.
 
     >>> _suggest("SEMEL_ULR"), _suggest("SEMEL_URL"), _suggest("SEMEL_TEST_OWNER")
     ('SEMEL_URL', None, None)
     """
     if not name.startswith(_PREFIX) or name in VARIABLES:
         return None
-    # The prefix, which all have in common, would make any two names resemble each other.
+    # Without the prefix: as it is common to all, it would make any two names resemble each other.
     known = [variable.removeprefix(_PREFIX) for variable in VARIABLES]
     near = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
     return f"{_PREFIX}{near[0]}" if near else None

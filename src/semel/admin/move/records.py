@@ -1,8 +1,8 @@
 """Copy one record to another store: the same key, request, outcome and answer, written by the verbs of every store.
 
-A copy is claimed and settled as a command is, with the operation id and what is left of the retentions of the
-original. A record that is there already is read first and only carried on, so an interrupted move can be
-run again, and a finished one does nothing. Every copy is read back and compared.
+A copy is claimed and settled as a command is, with the original's operation id and remaining retentions. The mover
+reads a copy that exists and only completes it, so you can run an interrupted move again, and a finished one does
+nothing. It reads every copy back and compares it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ALIKE: Final = (
 )
 
 
-_SEALED: Final = ("answer_kind", "headers", "body")  # what sealing an answer changes, beside its digest
+_SEALED: Final = ("answer_kind", "headers", "body")  # fields that sealing an answer changes, beside its digest
 
 
 class Mover:
@@ -59,9 +59,9 @@ class Mover:
         self.copied = self.there = self.over = 0
 
     def move(self, ids: Sequence[bytes]) -> None:
-        """Copy the records of these ids, and see that they are there.
+        """Copy the records of these ids, and verify the copies.
 
-        Raises CommandFailed where one cannot be copied, or another is in its place; StoreError.
+        Raises CommandFailed where a record cannot be copied, or the target has a different one; StoreError.
         """
         found = self._source.perform("read", lambda: self._source.store.read(ids))
         now = time.monotonic_ns() // 1000 + self._ahead
@@ -136,7 +136,7 @@ def describe_record(record: Record) -> str:
 
 
 def obstacles(record: Record) -> Iterator[str]:
-    """The reason that a record cannot be copied; empty if it can."""
+    """Return the reason that a record cannot be copied; empty if it can."""
     if record.state in OPEN_STATES:
         yield "is open: it may be running, or its outcome is not known yet"
     elif record.state not in tuple(State):
@@ -156,16 +156,16 @@ def check_movable(record: Record) -> None:
 
 
 def is_copy(record: Record, copy: Record) -> bool:
-    """Whether a target record equals the source's; times, fences and holders are the store's own."""
+    """Return whether a target record equals the source's; each store has its own times, fences and holders."""
     alike = all(getattr(record, name) == getattr(copy, name) for name in _ALIKE)
     digests = record.answer_kind not in STORED_ANSWERS or record.answer_digest == copy.answer_digest
     return alike and digests and (record.state != State.UNKNOWN or record.doubt == copy.doubt)
 
 
 def is_sealed_anew(record: Record, copy: Record) -> bool:
-    """Whether a copy differs in the seal alone: `semel reseal` has been at one of the stores since it was made.
+    """Return whether a copy differs in the seal alone: `semel reseal` ran on one of the stores after the copy.
 
-    Raises CommandFailed where the two are under different keys, or one is not sealed: what to do is in it.
+    Raises CommandFailed, with the remedy, where the two are under different keys, or one is not sealed.
     """
     both = (record, copy)
     if AnswerKind.SEALED not in (each.answer_kind for each in both) or not _is_ours(record, copy):
@@ -188,7 +188,7 @@ def is_sealed_anew(record: Record, copy: Record) -> bool:
 
 
 def _seal_of(record: Record) -> str | None:
-    """The name of the key that a stored answer is sealed under, "" for a sealer's own; None where it is not sealed."""
+    """Return the key's name that a stored answer is sealed under, "" for a sealer's own; None if it is not sealed."""
     return None if record.answer_kind != AnswerKind.SEALED else (key_name(record.body or b"") or "")
 
 
@@ -201,7 +201,7 @@ def _is_ours(record: Record, copy: Record) -> bool:
 
 
 def _is_done(record: Record, copy: Record | None, generation: int) -> bool:
-    """Whether a copy has come through this generation."""
+    """Return whether a copy has completed this generation."""
     if copy is None:
         return False
     if generation >= record.generation:
@@ -210,7 +210,7 @@ def _is_done(record: Record, copy: Record | None, generation: int) -> bool:
 
 
 def claim_of(record: Record, generation: int, now: int) -> Claim:
-    """The claim of a copy. Its nonce is always the same, so that a claim whose reply was lost is read back."""
+    """Return the claim of a copy. Its nonce never changes: repeating a claim whose reply was lost reads it back."""
     seed = b"semel.move.1:" + record.id + record.operation_id + generation.to_bytes(8, "big")
     return Claim(
         record.id,
@@ -226,7 +226,7 @@ def claim_of(record: Record, generation: int, now: int) -> Claim:
 
 
 def _terms(record: Record, now: int) -> Terms:
-    """The remaining durations of the original; all of them for a record that never expires."""
+    """Return the remaining durations of the original; full ones for a record that never expires."""
     answer_us, tombstone_us, deadline_us = record.answer_us, record.tombstone_us, MOMENT_US
     if record.answer_until is not None and record.forget_after is not None:
         answer_us, tombstone_us = max(1, record.answer_until - now), max(1, record.forget_after - now)
@@ -246,10 +246,10 @@ def _terms(record: Record, now: int) -> Terms:
 
 
 def copy_settlement(record: Record, copy: Record) -> Settlement:
-    """The settlement that gives a copy the original's outcome."""
+    """Return the settlement that gives a copy the original's outcome."""
     answer = answer_of(record)
     if answer is None and record.status is not None:
-        answer = Answer(record.status, (), b"")  # not kept: the status is all that is left of it
+        answer = Answer(record.status, (), b"")  # not kept: only its status is left
     return Settlement(
         copy.id,
         copy.fence,

@@ -1,7 +1,7 @@
 """Move the rows other than records into another store: operations, bulks, items, events, messages, steps, imports.
 
-Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
-So a move that was cut short continues, and one that is done does nothing.
+The move copies rows unchanged, in the order in which they were written, a page at a time. It looks for each row first
+and reads it back. An interrupted move therefore continues, and a finished one does nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RowsMoved:
     there: dict[str, int] = field(default_factory=dict)
 
     def document(self) -> dict[str, Json]:
-        """For machines."""
+        """Return the counts as JSON."""
         return {name: {"copied": count, "alreadyThere": self.there[name]} for name, count in self.copied.items()}
 
 
@@ -88,7 +88,7 @@ def copy_rows(
 ) -> RowsMoved:
     """Copy every row of these kinds, and read it back.
 
-    Raises CommandFailed where another one is in its place; StoreError.
+    Raises CommandFailed where the target has a different row in its place; StoreError.
     """
     moved = RowsMoved()
     totals = {**held._asdict(), "events": held.waiting + held.parked + held.published}
@@ -103,7 +103,7 @@ def copy_rows(
 
 
 def pages_of(engine: Engine, noun: Noun) -> Iterator[list[Row]]:
-    """Every row of a kind, a page at a time."""
+    """Yield every row of a kind, a page at a time."""
     copies = Copies(engine.store)
     after = noun.first
     while True:
@@ -131,7 +131,7 @@ def _copy(target: Engine, noun: Noun, rows: Sequence[Row], moved: RowsMoved) -> 
         copy = there.get(name_of(noun, row))
         if copy is None or not is_alike(noun, row, copy):
             if noun.name == "steps" and copy is None:
-                continue  # of a record whose time is over: it was left behind
+                continue  # of an expired record, which was left behind
             why = " (or another operation has its business reference)" if noun.name == "operations" else ""
             raise CommandFailed(
                 f"{describe_row(noun, row)} could not be verified in the target: a different row is in its place{why}; "

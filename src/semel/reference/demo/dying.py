@@ -1,7 +1,7 @@
 """The processes that `semel demo` starts and kills: a bulk command and a relay.
 
 ``python -m semel.reference.demo.dying bulk URL LEDGER DIE_AT`` handles a list; ``relay`` publishes events into the
-ledger, a file with a line for each delivery. The process ends by SIGKILL at the n-th item or delivery; 0: never.
+ledger, a file with a line for each delivery. The process kills itself at the n-th item or delivery (SIGKILL); 0: never.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ TABLE: Final = "CREATE TABLE IF NOT EXISTS demo_approvals (number INTEGER)"
 
 
 class Doom:
-    """Counts, and ends the process."""
+    """A countdown that kills the process."""
 
     def __init__(self, die_at: int) -> None:
         self._left = die_at
 
     def passing(self) -> None:
-        """Here it may die."""
+        """Count one item or delivery, and kill the process at the last."""
         self._left -= 1
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def bulk_on(engine: Engine) -> Bulk:
-    """Ten approvals and their outcomes are one transaction."""
+    """Make the bulk: each transaction holds ten approvals and their outcomes."""
     return Bulk(engine, operation="demo.approve", effects="atomic", chunk_items=CHUNK, lease_seconds=LEASE_SECONDS)
 
 
 def approve(url: str, doom: Doom) -> None:
-    """Approve a list, or go on with it."""
+    """Approve a list, or continue it."""
 
     def handle(item: BulkItem) -> str:
         doom.passing()
@@ -74,7 +74,7 @@ async def publish(url: str, ledger: Path, doom: Doom) -> None:
 
 
 def main() -> None:
-    """Do what the command line asks for."""
+    """Run the command line's action."""
     what, url, ledger, die_at = sys.argv[1:]
     doom = Doom(int(die_at))
     if what == "bulk":

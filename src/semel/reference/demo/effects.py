@@ -131,7 +131,7 @@ def _write(engine: Engine, operation: str, write: Any) -> None:
 
 
 def _run(stage: Stage, what: str, die_at: int) -> str:
-    """Start what dies; how it ended."""
+    """Start a process that dies, and return how it ended."""
     done = subprocess.run(  # noqa: S603  # our own interpreter and module
         [
             sys.executable,

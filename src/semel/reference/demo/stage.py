@@ -37,7 +37,7 @@ class SeenAnswer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The body as JSON; empty where there is none."""
+        """Return the body as JSON; empty where there is none."""
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -45,7 +45,7 @@ class SeenAnswer:
         return found if isinstance(found, dict) else {}
 
     def text(self) -> str:
-        """One line for people."""
+        """Describe the answer in one line."""
         if not self.status:
             return "the connection was cut; no answer"
         code = self.document.get("code")
@@ -62,11 +62,11 @@ class DemoClient:
         self._address = (parts.hostname, parts.port)
 
     def post(self, path: str, key: str, body: Json) -> SeenAnswer:
-        """A command with its key."""
+        """Send a command with its key."""
         return self._request("POST", path, {"Idempotency-Key": key}, json.dumps(body))
 
     def get(self, path: str, **query: str) -> SeenAnswer:
-        """A question."""
+        """Send a query."""
         return self._request("GET", f"{path}?{urlencode(query, quote_via=quote)}" if query else path, {}, None)
 
     def _request(self, method: str, path: str, headers: dict[str, str], body: str | None) -> SeenAnswer:
@@ -114,13 +114,13 @@ class Stage:
     provider: Provider
 
     def charges(self) -> list[Charge]:
-        """The charges in the provider's own ledger."""
+        """Read the charges in the provider's own ledger."""
         return self.provider.charges()
 
 
 @contextmanager
 def open_stage(folder: Path) -> Iterator[Stage]:
-    """The service on a free loopback port with its files in a folder; ended by its own process id."""
+    """Start the service on a free loopback port with its files in a folder; end it by its own process id."""
     store = f"sqlite:///{quote(str(folder / 'demo.db'))}"
     log = (folder / "service.log").open("wb")
     process = subprocess.Popen(
@@ -152,7 +152,7 @@ def open_stage(folder: Path) -> Iterator[Stage]:
 
 
 def _await_service(client: DemoClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the first worker answers; the port, open before, holds requests back. Raises CommandFailed."""
+    """Wait until the first worker answers; the port, open already, queues requests. Raises CommandFailed."""
     ends = time.monotonic() + START_SECONDS
     while client.get("/healthz").status != 200:
         if process.poll() is not None or time.monotonic() >= ends:

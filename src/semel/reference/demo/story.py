@@ -41,14 +41,14 @@ class Scene:
 
 
 class Teller:
-    """Prints the story while it happens, and keeps it."""
+    """Prints the story while it happens, and records it."""
 
     def __init__(self, out: Output) -> None:
         self.steps: list[Scene] = []
         self._out = out
 
     def scene(self, title: str) -> None:
-        """The next scene begins."""
+        """Begin the next scene."""
         self.steps.append(Scene(title))
         self._out.say("")
         self._out.say_styled("bold", f"{len(self.steps)}. {title}")
@@ -64,7 +64,7 @@ class Teller:
         self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ FAILED:'} {text}")
 
     def list_failed(self) -> list[str]:
-        """The promises that did not hold."""
+        """List the promises that did not hold."""
         return [kept.text for step in self.steps for kept in step.expectations if not kept.held]
 
 

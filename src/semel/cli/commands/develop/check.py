@@ -1,6 +1,6 @@
 """`semel check`: the shipping questions, answered for every operation of an application; and the required tests, run.
 
-The application is imported and looked at, never started, unless ``--run`` names tests that do so.
+The check imports and inspects the application. It never starts it, unless ``--run`` names tests that do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from semel.errors import SemelError
 _MARKS: Final = {"ok": "ok", "open": "open", "unsafe": "UNSAFE"}
 _STYLES: Final = {"open": "yellow", "unsafe": "red"}
 _WIDTH: Final = 32
-_REPEATABLE: Final = ("PUT", "DELETE")  # HTTP defines that a repetition does no harm; your handlers must keep to it
+_REPEATABLE: Final = ("PUT", "DELETE")  # HTTP defines these methods as idempotent; your handlers must keep to it
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -201,7 +201,7 @@ def _result(test: Any, out: Output) -> dict[str, Any]:
     failure: str | None = None
     try:
         test.run()
-    except Exception as error:  # noqa: BLE001 -- a user's application may raise anything: that is the result
+    except Exception as error:  # noqa: BLE001 -- a user's application may raise anything: the error is the result
         told = isinstance(error, (AssertionError, SemelError))
         failure = str(error) if told else f"{type(error).__name__}: {error}"
     line = f"  {'ok' if failure is None else 'FAILED':<7} {test.name:<46} {test.operation}"

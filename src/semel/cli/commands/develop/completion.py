@@ -1,6 +1,6 @@
 """`semel completion`: the script that completes this command line in bash, zsh or fish.
 
-The scripts are made by shtab from the grammar itself, so that they know every option of this version. Making one
+shtab makes the scripts from the parser itself, so that they know every option of this version. Making a script
 needs shtab; using it needs neither shtab nor Python.
 """
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion script of a shell. Raises CommandFailed where shtab is missing."""
+    """Make the completion script of a shell. Raises CommandFailed where shtab is missing."""
     try:
         import shtab
     except ImportError:
@@ -55,7 +55,7 @@ def script(shell: str) -> str:
 
     parser, commands = grammar()
     for each in (parser, *commands.choices.values()):
-        # A menu has room for what a command does, and no more.
+        # A menu has room only for the first sentence.
         each.description = (each.description or "").partition(". ")[0].rstrip(".")
         for action in each._actions:
             _teach(action, shtab)
@@ -64,7 +64,7 @@ def script(shell: str) -> str:
 
 
 def _teach(action: Any, shtab: Any) -> None:
-    """Add to the grammar the file arguments and the names of the states."""
+    """Teach the parser which arguments are files, and the names of the states."""
     if action.metavar == "FILE":
         action.complete = shtab.FILE
     elif action.dest == "state":

@@ -30,9 +30,9 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Tell it, and say whether everything was as promised."""
+    """Tell the story, and report whether everything was as promised."""
     check_installed()
-    from semel.reference.demo.effects import tell as tell_effects  # with engines and workers, which only this one needs
+    from semel.reference.demo.effects import tell as tell_effects  # only demo needs engines and workers
 
     started = time.monotonic()
     teller = Teller(out)

@@ -1,7 +1,7 @@
 """`semel openapi`: the OpenAPI document of an application, with what Semel promises and refuses for each operation.
 
-FastAPI describes its own operations; for every other application the document has what is declared to Semel, and says
-nothing of bodies. The application is imported, not started.
+FastAPI describes its own operations; for any other application the document has only the declarations to Semel, without
+bodies. The command imports the application and does not start it.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def document_of(app: Any) -> dict[str, Any]:
-    """The OpenAPI document of an ASGI or WSGI application."""
+    """Return the OpenAPI document of an ASGI or WSGI application."""
     document = _own_document(app)
     paths: dict[str, Any] = document["paths"]
-    used: set[str] = set()  # ids of operations, which are unique in a document
+    used: set[str] = set()  # operation ids, which must be unique in a document
     declared = [each for each in discover(app).operations if not each.path.endswith("*") and each.bulk is None]
     for operation in declared:
         path = _PARAMETER.sub(r"{\1}", operation.path)
@@ -97,7 +97,7 @@ def _own_document(app: Any) -> dict[str, Any]:
 
 
 def _bare(operation: CheckedOperation) -> dict[str, Any]:
-    """Describe an operation that its framework does not: only the parameters of its path."""
+    """Describe an operation that its framework does not describe: only the parameters of its path."""
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _SCHEMAS.get(kind, {"type": "string"})}
         for name, kind in _PARAMETER.findall(operation.path)
@@ -119,7 +119,7 @@ def _describe(described: dict[str, Any], operation: CheckedOperation, method: st
 
 
 def _add_status(paths: dict[str, Any], operation: CheckedOperation) -> None:
-    """The status resource, where the links of this operation's answers lead."""
+    """Add the status resource that the links in this operation's answers lead to."""
     path = None if operation.surface is None else operation.surface.problems.operations_path
     if path is None or not path.startswith("/"):
         return

@@ -119,7 +119,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _read_json(options: argparse.Namespace) -> None:
-    """`--json` may be followed by the body, and by METHOD, which argparse takes for its value."""
+    """Sort out what follows `--json`: the body, or METHOD, which argparse takes for the option's value."""
     found = getattr(options, "json", None)
     if not isinstance(found, str):
         return
@@ -202,7 +202,7 @@ def _entry_document(entry: JournalEntry) -> Json:
 
 
 def _place(entry: JournalEntry) -> str:
-    """The address without its private parts."""
+    """Return the address without its private parts."""
     return entry.url.partition("?")[0].partition("#")[0]
 
 
@@ -225,7 +225,7 @@ def _say(out: Output, name: str, outcome: Outcome) -> None:
 
 
 def _explanation_link(outcome: Outcome) -> str:
-    """The link to the server's explanation of its refusal."""
+    """Return the link to the server's explanation of its refusal."""
     found = None if outcome.answer is None else outcome.answer.documentation
     return f" (explained at {found})" if found is not None else ""
 

@@ -1,4 +1,4 @@
-"""`semel bulk`: how far a bulk command is, what became of its items, and which of them a new list may hold."""
+"""`semel bulk`: a bulk command's progress, its items' outcomes, and the items that a new list may hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused
 
 CODES_MAX: Final = 20
-# The bulk's own limits do not matter: the fingerprint shows whether it is the same list.
+# The bulk's own limits do not matter: the fingerprint shows whether the list is the same.
 _ANY_LIST: Final = (100_000_000, 16 * 1024 * 1024, "fail")
 _ID: Final = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
 _STATES: Final = {"succeeded": ItemState.SUCCEEDED, "failed": ItemState.FAILED, "unknown": ItemState.UNKNOWN}
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _list(options: argparse.Namespace, out: Output) -> int:
-    """A page of the newest bulks."""
+    """Print a page of the newest bulks."""
     for name in ("items", "after", "list", "operation", "tenant", "caller"):
         if getattr(options, name) is not None:
             raise UsageFailed(f"--{name} needs the KEY of a bulk")
@@ -142,7 +142,7 @@ def _list(options: argparse.Namespace, out: Output) -> int:
 
 
 def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
-    """The bulk's record (None: it is forgotten, its items not yet), operation id and tally. Raises NotFound."""
+    """Find the bulk's record (None: purged before its items), operation id and tally. Raises NotFound."""
     items = Items(engine.store)
     id = uuid_bytes(options.key)
     if id is not None:
@@ -159,7 +159,7 @@ def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, b
 def _again(
     engine: Engine, items: Items, record: Record | None, id: bytes, options: argparse.Namespace, out: Output
 ) -> None:
-    """Print the items of the same list that failed and may be retried, a page at a time."""
+    """Print the failed items of the same list that may be retried, a page at a time."""
     if record is None:
         raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
     with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused_places(engine, items, id))) as spool:
@@ -183,7 +183,7 @@ def _again(
 
 
 def _refused_places(engine: Engine, items: Items, id: bytes) -> set[int]:
-    """The places of items that the bulk's own limits refused; these items failed without a name."""
+    """Return the places of items that the bulk's own limits refused; these items failed without a name."""
     places: set[int] = set()
     after = -1
     while page := _failed_items(engine, items, id, after, retryable=False):

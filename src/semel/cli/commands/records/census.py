@@ -57,6 +57,6 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def doubt_row(group: Group) -> tuple[str, ...]:
-    """The cells of one doubt, under :data:`DOUBT_HEADS`."""
+    """Return the cells of one doubt, under :data:`DOUBT_HEADS`."""
     oldest = span_text(int((group.oldest_unknown_seconds or 0) * 1_000_000))
     return group.name, str(group.unknown), oldest, ", ".join(group.operations)

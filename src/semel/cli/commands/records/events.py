@@ -92,7 +92,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """List, or settle one event."""
+    """List the events, or run an action on them."""
     if options.action == "list":
         if options.id is not None:
             raise UsageFailed("semel events list takes no EVENT_ID")
@@ -163,7 +163,7 @@ def _all_of(options: argparse.Namespace, out: Output) -> int:
 
 
 def _enable(options: argparse.Namespace, out: Output) -> int:
-    """Send to webhook endpoints again that have answered 410 Gone."""
+    """Enable webhook endpoints that have answered 410 Gone."""
     if options.id is not None:
         raise UsageFailed("semel events enable takes no EVENT_ID: --topic receiver.NAME, or nothing for every endpoint")
     with open_store(options) as engine:
@@ -177,7 +177,7 @@ def _enable(options: argparse.Namespace, out: Output) -> int:
 
 
 def _moment(text: str) -> int:
-    """A time in ISO 8601, UTC where it names no zone, as µs since 1970."""
+    """Convert a time in ISO 8601 (UTC if it names no zone) to µs since 1970."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

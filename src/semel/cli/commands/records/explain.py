@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _check(text: str) -> None:
-    """Raise UsageFailed where the text is neither a key nor the beginning of a name."""
+    """Raise UsageFailed where the text is neither a key nor the beginning of an id or hash."""
     if not is_beginning(text):
         key_of(text, "KEY")
 
@@ -93,7 +93,7 @@ def find(engine: Engine, options: argparse.Namespace) -> Record:
     try:
         key = parse_key((text.encode("utf-8", "surrogateescape"),))
     except InvalidKey:
-        key = None  # it is the beginning of a name, then
+        key = None  # then it is the beginning of an id or hash
     scope = (options.tenant, options.caller, options.operation)
     if key is not None and all(scope):
         record = find_key(engine, Scope(*scope), key)
@@ -114,7 +114,7 @@ def find(engine: Engine, options: argparse.Namespace) -> Record:
 
 
 def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> str:
-    """The message for a key without a record, with other scopes in which the key exists."""
+    """Return the message for a key without a record, with other scopes in which the key exists."""
     given = [name for name in ("tenant", "caller", "operation") if getattr(options, name)]
     if key is not None and given:
         anywhere = argparse.Namespace(**{**vars(options), "tenant": None, "caller": None, "operation": None})
@@ -157,7 +157,7 @@ def _paragraph(out: Output, head: str, lines: list[str]) -> None:
     out.say("")
     out.say_styled("bold", head)
     for line in lines:
-        if line.startswith("semel "):  # a command to be copied: never cut in two
+        if line.startswith("semel "):  # a command to be copied: never split
             out.say(f"      {line}")
             continue
         options = {"initial_indent": "  ", "subsequent_indent": "    "}

@@ -124,12 +124,12 @@ def _list(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
 
 
 def _lapse_us(engine: Engine, rows: ImportRows, job: Job) -> int:
-    """For how long any process could have taken an open job; 0 where it is over."""
+    """Return how long any process could have taken an open job; 0 where the job is over."""
     return engine.perform("import", lambda: rows.lapse(job)) if ImportState(job.state) in OPEN_STATES else 0
 
 
 def _document(job: ImportJob, lapse_us: int) -> dict[str, Any]:
-    """A job as JSON, with the seconds for which no process has taken it; 0 where one has, or it is over."""
+    """Return a job as JSON, with the seconds for which no process has taken it; 0 if one has, or it is over."""
     return {**job.document(), "overdueSeconds": lapse_us // 1_000_000 if lapse_us > OVERDUE_US else 0}
 
 
@@ -161,11 +161,11 @@ def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
 
 
 def job_line(job: ImportJob) -> str:
-    """A job in one line."""
+    """Describe a job in one line."""
     counts = job.counts
     if counts.rows is not None:
         of = f" {counts.done} of {counts.rows} rows,"
-    else:  # a long file is read as a whole before its first row is booked
+    else:  # Semel reads the whole file before it books the first row
         of = " its file is being read," if job.state is ImportState.RUNNING else ""
     why = f"; {job.error_code}: {job.reason}" if job.error_code else f"; {job.reason}" if job.reason else ""
     return (
@@ -194,9 +194,9 @@ def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
 def row_page(
     engine: Engine, job: Job, wanted: str | None, after: int, limit: int, closed: list[str]
 ) -> list[RowOutcome]:
-    """Rows behind a number. A state that its items do not tell apart is looked for page by page.
+    """Read the rows after a number. Items do not distinguish some states: these are searched page by page.
 
-    Parameters: ``closed`` gets why details do not open.
+    Parameters: ``closed`` collects the reasons that details do not open.
     """
     if job.bulk_id is None:
         return []
@@ -216,7 +216,7 @@ def row_page(
 
 
 def _open_detail(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
-    """A row's outcome with its detail in clear; without it where this process cannot open it."""
+    """Return a row's outcome with its detail in clear, or without it where this process cannot open it."""
     try:
         [shown] = with_details([outcome], bulk_id, engine.core.sealer)
     except ConfigurationError as error:
@@ -286,7 +286,7 @@ class Pace:
         """Describe the speed after another look."""
         before, self.done = self.done, done
         since, self.at = now - self.at, now
-        if before is None or since <= 0 or rows is None:  # None: the file is still read, and no row is booked
+        if before is None or since <= 0 or rows is None:  # None: the file is still being read, and no row is booked
             return ""
         rate = max(0.0, (done - before) / since)
         left = f", about {span_text(int((rows - done) / rate * 1_000_000))} left" if rate else ""
@@ -294,7 +294,7 @@ class Pace:
 
 
 def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    """A line for each look, until the job is over."""
+    """Print a line for each look, until the job is over."""
     pace, looks = Pace(), 0
     job = _find_job(engine, rows, options.job)
     try:

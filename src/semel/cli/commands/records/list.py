@@ -45,7 +45,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """A page of records."""
+    """Print a page of records."""
     query = query_of(options)._replace(limit=options.limit, before=options.before)
     with open_store(options) as engine:
         page = next(pages(engine, query, query.limit)) if options.whole else find_bounded(engine, query)

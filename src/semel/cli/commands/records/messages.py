@@ -49,7 +49,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """List, or release one message."""
+    """List the messages, or release one."""
     if options.action == "release":
         return _release(options, out)
     if options.id is not None:

@@ -1,4 +1,4 @@
-"""`semel operation`: one execution by its id or its business reference, also when its key is forgotten."""
+"""`semel operation`: one execution by its id or its business reference, even after its key was purged."""
 
 from __future__ import annotations
 

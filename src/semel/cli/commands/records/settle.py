@@ -1,9 +1,9 @@
 """`semel settle`: an operator's decision about a command whose outcome could not be proven.
 
-It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
-and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
-doubt, "did not happen" is about that step: finished steps are not made again. A command that rests between its
-steps, and whose client has lost the key, is ended whole, with an answer for each step that had begun.
+The settlement is a compare-and-set on the record that was read. It needs a reason, goes to the audit trail, and
+must wait for the handler's deadline: until then the handler might still be running. Where a step is in doubt,
+"did not happen" applies to that step: finished steps do not run again. An operator ends a command between its
+steps, whose client has lost the key, as a whole, with an outcome for each step that had begun.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         }
     )
     if options.operation_id != uuid_text(operation_id):
-        out.say(name_of(record))  # a prefix was given: print what it found
+        out.say(name_of(record))  # a prefix was given: print the record that it found
     if assumed:
         out.say(f"content type: {assumed}, because the body is JSON (--header 'Content-Type: ...' gives another)")
     out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(resolution, state)}")
@@ -155,12 +155,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _has_not_begun(engine: Engine, record: Record) -> bool:
-    """Whether a command rests before its first step, so that nothing of it has happened."""
+    """Return whether a command rests before its first step, so that it has had no effect."""
     return record.state == State.CLAIMED and not any_begun(read_steps(engine, record), record.generation)
 
 
 def _foresee(engine: Engine, seen: Record, resolution: Resolution) -> State:
-    """The state that the record would have. Raises CommandFailed, NotFound."""
+    """Return the state that the record would have. Raises CommandFailed, NotFound."""
     now = engine.perform("now", engine.store.now)
     [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
     if record is None:
@@ -182,7 +182,7 @@ def _steps(given: list[str]) -> dict[str, bool]:
 
 
 def _result(given: str | None, step: str | None) -> bytes | None:
-    """A step's result as it is recorded. Raises UsageFailed, CommandFailed."""
+    """Return a step's result in its recorded form. Raises UsageFailed, CommandFailed."""
     if given is None:
         return None
     try:
@@ -207,7 +207,7 @@ def _text(name: str, given: str) -> str:
 
 
 def _answer(options: argparse.Namespace) -> Answer | None:
-    """The answer that retries will get. Raises UsageFailed."""
+    """Return the answer that retries will get. Raises UsageFailed."""
     if not (options.succeeded or options.refused):
         for name, given in (
             ("--status", options.status),
@@ -242,7 +242,7 @@ def _answer(options: argparse.Namespace) -> Answer | None:
 
 
 def _with_type(answer: Answer | None) -> tuple[Answer | None, str | None]:
-    """The answer with the content type of its body, and the type where it was not given. Raises UsageFailed."""
+    """Add the content type to the answer, and return the type too if it was not given. Raises UsageFailed."""
     if answer is None or not answer.body or any(name == b"content-type" for name, _ in answer.headers):
         return answer, None
     try:

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.document(document)
     width = max(len(name) for name in document)
     for name, value in document.items():
-        # False facts are left out: `lapsed` beside a doubt of the same name would only confuse.
+        # False facts are omitted: `lapsed` beside a doubt of the same name would only confuse.
         if name not in ("audit", "derivedKeys") and value is not None and value is not False:
             shown = state_label(str(value)) if name == "state" else value
             stored = f" (stored as {value})" if shown != value else ""

@@ -1,4 +1,4 @@
-"""`semel top`: which operations, callers or doubts have the most UNKNOWN, stuck and new records."""
+"""`semel top`: the operations, callers or doubts with the most UNKNOWN, stuck and new records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """The groups of one look."""
+    """Print the groups of one look."""
     with open_store(options) as engine:
         seen = read_census(engine, options.read)
     found = groups(seen, options.by)

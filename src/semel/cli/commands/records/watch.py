@@ -1,4 +1,4 @@
-"""`semel watch`: the store as it changes. A terminal is redrawn; anything else gets a line for each look."""
+"""`semel watch`: the store as it changes. Redraws a terminal; prints a line for each look anywhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from semel.cli.open_store import hide_password, open_store, url_of
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, StoreError
 
-REST_PER_LOOK: Final = 10  # looks may take a tenth of the time at most: a large store is counted less often
+REST_PER_LOOK: Final = 10  # looks take at most a tenth of the time, so a large store is counted less often
 EVERY_SECONDS: Final = 2.0
 
 
@@ -50,11 +50,11 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
     while True:
         begun = time.monotonic()
         try:
-            with open_store(options) as engine:  # anew for each look: a file that was replaced is another file
+            with open_store(options) as engine:  # open the store again for each look: its file may have been replaced
                 seen = look(engine, before)
         except (StoreError, ConfigurationError) as error:
             if looks == 0:
-                raise  # no store was ever there: the URL is wrong, nothing was lost
+                raise  # no look ever found a store: the URL is wrong, nothing was lost
             lost, before = True, None
             _tell_lost(out, str(error))
         else:

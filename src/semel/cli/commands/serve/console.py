@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     try:
         try:
             engine.open()
-        except StoreError as error:  # an outage ends; a store that was never made, or is another one, is refused
+        except StoreError as error:  # an outage ends; a missing or different store is refused
             out.note(f"semel: {error}; the pages try again")
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 webbrowser.open(link)
             config = uvicorn.Config(door, log_level="warning", access_log=False, lifespan="off")
             listening.listen(64)
-            with suppress(KeyboardInterrupt):  # it only ends so
+            with suppress(KeyboardInterrupt):  # Ctrl-C is its normal end
                 asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
     finally:
         engine.close()

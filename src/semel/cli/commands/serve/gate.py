@@ -1,4 +1,4 @@
-"""`semel gate`: keys checked in front of an HTTP service in any language that enforces idempotency itself."""
+"""`semel gate`: a check of keys in front of an HTTP service, in any language, that enforces idempotency itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`semel gateway`: a proxy's configuration, written from the operations that an application declares."""
+"""`semel gateway`: a proxy's configuration, generated from the operations that an application declares."""
 
 from __future__ import annotations
 

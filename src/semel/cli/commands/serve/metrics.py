@@ -38,17 +38,17 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Write one of them out."""
+    """Write the rules, the dashboard or the gauges."""
     check_output(options)
     text = _gauges(options) if options.what == "gauges" else read_shipped(options.what)
     write_output(options, out, {"what": options.what}, text)
     if options.what == "gauges" and options.output is not None:
-        os.chmod(options.output, 0o644)  # node_exporter runs as another user, and no gauge is secret
+        os.chmod(options.output, 0o644)  # node_exporter runs as a different user; no gauge is secret
     return Exit.OK
 
 
 def read_shipped(what: str) -> str:
-    """The text of a file that the package ships: ``rules`` or ``dashboard``.
+    """Read a file that the package ships: ``rules`` or ``dashboard``.
 
     >>> read_shipped("rules").startswith("#")
     True

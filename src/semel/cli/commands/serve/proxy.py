@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.store is not None:
         options.url = options.store
     with open_store(options):
-        pass  # a store that cannot be used is reported here, in one line
+        pass  # reports an unusable store here, in one line
     engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), sealer=seal_keys())
 
     async def check() -> dict[str, str]:

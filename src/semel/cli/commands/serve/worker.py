@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from semel.exporters.prometheus import Prometheus
 
 TELL_SECONDS: Final = 10.0
-ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its partitions until its lease is over
+ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a killed relay holds its partitions until its lease expires
 _LATER: Final = (
     "semel: what waits is not due: it was refused before, or is behind such an event or a parked one of its aggregate; "
     "the sink was not asked for it now; semel events shows each reason, and a later run tries again"
@@ -137,12 +137,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.health is not None and options.once:
         raise UsageFailed("--health needs a worker that keeps running; leave out --once, or --health")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
+        sys.path.insert(0, "")  # as with `python -m`: the function is in the folder where the worker starts
     if options.reconcile or (options.sink or "").startswith("python:"):
-        set_up_django()  # before the event loop, in which Django's ORM refuses to work
+        set_up_django()  # before the event loop: inside it Django's ORM refuses to work
     if options.complete is None:
         return asyncio.run(_work(options, None, out))
-    with redirect_stdout(sys.stderr):  # the application's own output is not the worker's
+    with redirect_stdout(sys.stderr):  # keep the application's own output out of the worker's
         return asyncio.run(_work(options, load_application(options.complete), out))
 
 
@@ -184,7 +184,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
         engine, metrics = _engine(options, ends, notes)
         await stack.enter_async_context(engine)
         for each in () if ends is None else ends.completers:
-            if each.engine.backend.url == engine.backend.url:  # of one database: this process looks at it once
+            if each.engine.backend.url == engine.backend.url:  # one database: this process reads it once
                 look_together(engine.store, each.engine.store)
         notes.begun = True
         relay = None
@@ -212,7 +212,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
 
 
 def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
-    """The sink to publish to."""
+    """Return the sink to publish to."""
     if options.receivers is None:
         try:
             return connect_sink(options.sink)
@@ -223,13 +223,13 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
         except (Exception, SystemExit) as error:
             if not options.sink.startswith("python:"):
                 raise
-            module = options.sink.split(":")[1]  # which may raise anything, as a user's own
+            module = options.sink.split(":")[1]  # a user's own code may raise anything
             raise UsageFailed(f"--sink: {module} could not be imported: {error_text(error)}") from None
     try:
         found = read_receivers(options.receivers)
     except ModuleNotFoundError:
         raise ConfigurationError(f"--receivers needs httpx; install it: {install_command('webhooks')}") from None
-    # --once waits for each receiver; otherwise a slow one is asked for its answer later.
+    # --once waits for each receiver; otherwise the relay collects a slow one's answer later.
     seconds = max(each.seconds for each in found) + 1 if options.once else SLICE_SECONDS
     return Receivers(engine, found, wait_seconds=seconds)
 
@@ -237,9 +237,9 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
 def _engine(
     options: argparse.Namespace, ends: Completing | None, notes: _Notes
 ) -> tuple[AsyncEngine, Prometheus | None]:
-    """The worker's own engine: on --url, the environment's URL, or the store of the operations that it completes.
+    """Return the worker's own engine, and the observer that counts its events if metrics were requested.
 
-    And what counts its events, where they are asked for.
+    The engine is on --url, the environment's URL, or the store of the operations that the worker completes.
     """
     url, secret = url_of(options), id_secret()
     if ends is not None and source_of_url(options) == "default":
@@ -327,7 +327,7 @@ async def _until_told(
             stack.callback(running[-1].cancel)
         for completer in () if ends is None else ends.completers:
             running.append(asyncio.create_task(completer.run()))
-            stack.callback(running[-1].cancel)  # what it runs comes to its end
+            stack.callback(running[-1].cancel)  # a running execution finishes first
         if relay is not None:
             relaying = asyncio.create_task(relay.run())
             running.append(relaying)
@@ -389,5 +389,5 @@ def _line(out: Output, text: str, document: Mapping[str, Any] | None = None) -> 
 
 
 def _now() -> str:
-    """The time of a log line, in UTC."""
+    """Return the time of a log line, in UTC."""
     return f"{datetime.now(UTC).isoformat(timespec='seconds').removesuffix('+00:00')}Z"

@@ -1,4 +1,4 @@
-"""`semel doctor`: look at a store as a careful operator would, and name the remedy for everything found."""
+"""`semel doctor`: a careful operator's checks of a store, and the remedy for every finding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from semel.sealing.reseal import look_at_sealing
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
 _MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
-_WIDTH: Final = 15  # of the longest check, and one
+_WIDTH: Final = 15  # the longest check's name, and one
 _STYLES: Final = {"warning": "yellow", "problem": "red"}
 
 
@@ -74,10 +74,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def examine(
     engine: Engine, *, full: bool = False, progress: bool = False, quick: bool = False
 ) -> tuple[list[DoctorFinding], bool]:
-    """Everything that was found in the store, and whether it can be used at all.
+    """Return all findings on the store, and whether it can be used at all.
 
-    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``;
-    ``quick`` leaves out what looks at every row.
+    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as given by ``--progress``;
+    ``quick`` leaves out checks that read every row.
     """
     found: list[DoctorFinding] = []
     identity: Identity | None = None
@@ -113,14 +113,14 @@ def examine(
 
 
 def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[DoctorFinding]:
-    """Check the server's settings for a store without an identity: it may have lost one."""
+    """Check the server's settings where a store has no identity: the server may have lost it."""
     if identity is not None or not isinstance(engine.store, Observable):
         return
-    with suppress(StoreError, SchemaError):  # the missing identity was reported
+    with suppress(StoreError, SchemaError):  # the missing identity is reported already
         server = list(look_at_store(engine))
         yield from server
         keeping = [finding for finding in server if finding.check in ("eviction", "persistence")]
-        if keeping:  # a server that can be flushed under any settings
+        if keeping:  # such a server can be flushed under any settings
             detail = (
                 "if this store was migrated before, the server has lost its identity, and records may be lost with it"
             )
@@ -155,19 +155,19 @@ def _look_at_clock(engine: Engine) -> Iterator[DoctorFinding]:
 
 
 def made_at(store_id: str) -> int | None:
-    """The time in a UUIDv7, in microseconds; None where the text is none.
+    """Return the time in a UUIDv7, in microseconds; None where the text is not a UUIDv7.
 
     >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
     (1688122305686000, None)
     """
-    digits = str(store_id).replace("-", "")  # of a damaged row, anything
+    digits = str(store_id).replace("-", "")  # a damaged row may hold anything
     if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):
         return None
     return int(digits[:12], 16) * 1000
 
 
 def clock_offset(before: int, store: int, after: int) -> DoctorFinding:
-    """The finding on a store whose clock was read between two looks at this host's, in microseconds.
+    """Return the finding on the store's clock, read between two reads of this host's, all in microseconds.
 
     >>> clock_offset(1_000_000, 1_001_500, 1_003_000).detail
     "the store's clock agrees with its records, and with this host's within 0.003 s"

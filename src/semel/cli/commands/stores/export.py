@@ -1,7 +1,7 @@
-"""`semel export`: records and what hangs on them as JSON lines or CSV, a page at a time, to stdout or a whole file.
+"""`semel export`: records and dependent rows as JSON lines or CSV, a page at a time, to stdout or a complete file.
 
-A key is not in the store and so never leaves it; neither do requests, nonces and fingerprints. The stored answers
-leave only where they are asked for.
+An export never contains keys, which the store does not hold, nor requests, nonces and fingerprints. It contains stored
+answers only on request.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from semel.engine.sync_engine import Engine
 from semel.sealing.rules import Seals
 from semel.telemetry import safe
 
-# An answer may have a megabyte: few are read at once.
+# An answer may have a megabyte: read few at once.
 ANSWERS_AT_ONCE: Final = 8
 DAMAGED_SHOWN_MAX: Final = 5
-# A spreadsheet takes a cell with such a beginning for a formula, and runs it.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # also full-width
+# A spreadsheet runs a cell that begins with one of these as a formula. The last four are full-width.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 Write = Callable[[str], None]
 Document = Mapping[str, Json]
@@ -73,7 +73,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Export, and say how many there were."""
+    """Export the rows, and report their number."""
     if options.of != "records" and query_of(options) != Find():
         raise UsageFailed("--state, --operation, --tenant, --caller and --lapsed are about records: leave out --of")
     if options.open and not options.answers:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             _export(engine, options, out, out.raw)
         out.flush()
         return Exit.OK
-    # Before the export: otherwise a file in the way would be found an hour too late.
+    # Before the export: otherwise an existing file would be noticed an hour too late.
     with WholeFile(options.output, "--output", replace=options.force) as file, open_store(options) as engine:
         count = _export(engine, options, out, file.write)
         file.keep()
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 class _Damaged:
-    """Rows that were exported without what cannot be read of them; the first ones are named."""
+    """Damaged rows, exported without their unreadable parts; a report names the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -108,7 +108,7 @@ class _Damaged:
         if self.count:
             more = "" if self.count <= len(self.named) else f" and {self.count - len(self.named)} more"
             out.note(
-                f"semel: damaged, exported without what cannot be read: {'; '.join(self.named)}{more}; restore from a "
+                f"semel: damaged, exported without unreadable parts: {'; '.join(self.named)}{more}; restore from a "
                 "backup"
             )
 
@@ -154,7 +154,7 @@ def _documents(
         for start in range(0, len(page.records), ANSWERS_AT_ONCE):
             ids = tuple(record.id for record in page.records[start : start + ANSWERS_AT_ONCE])
             for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
-                if whole is not None:  # purged between the two looks
+                if whole is not None:  # purged between the two reads
                     yield {**document_of(whole, page.now), **answer_document(whole, sealer, damaged)}
 
 
@@ -166,7 +166,7 @@ def _lines(write: Write) -> Callable[[Document], None]:
 
 
 def _csv(write: Write, heads: list[str], *, shown: bool) -> Callable[[Document], None]:
-    """Rows under one head, which is there also where nothing is exported; ``shown`` on a terminal: made safe."""
+    """Write rows under one header, also where there are no rows; ``shown`` on a terminal: made safe."""
     buffer = StringIO()
     rows = csv.writer(buffer, lineterminator="\r\n")  # RFC 4180
 
@@ -186,7 +186,7 @@ def _columns() -> list[str]:
 
 
 def cell(value: Json) -> str:
-    """A value as a cell that no spreadsheet takes for a formula.
+    """Format a value as a cell that no spreadsheet takes for a formula.
 
     >>> cell("=1+1"), cell(-5), cell(None), cell(True), cell([["a", "b"]])
     ("'=1+1", '-5', '', 'true', '[["a", "b"]]')

@@ -1,6 +1,6 @@
-"""`semel move`: every settled and unknown record into another store, so that no key is new there, and what hangs on it.
+"""`semel move`: a copy of every settled and UNKNOWN record in another store, so that every key is known there.
 
-Operations, bulks and items, events, handled messages, recorded steps and imports go along where both are SQL databases.
+Between SQL databases it also copies operations, bulks and items, events, handled messages, recorded steps and imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semel.policy import Policy
 from semel.stores.sql.tables import NOUNS, STEPS, UNSAID, Holdings
 
 ID_BYTES: Final = 16
-BATCH: Final = 50  # an answer may have a megabyte: few are in memory at once
+BATCH: Final = 50  # an answer may have a megabyte: keep few in memory at once
 NAMED_MAX: Final = 5
 MEANWHILE: Final = "the source changed during the move: stop all writers, and run semel move again"
 
@@ -43,7 +43,7 @@ class Survey:
 
     @property
     def count(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         return len(self.ids) // ID_BYTES
 
 
@@ -74,7 +74,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Survey, refuse or copy, and say how many records are there now."""
+    """Survey, refuse or copy, and report how many records the target has now."""
     source_url = options.source or url_of(options)
     with closing(_connect(source_url, "--from")) as source, closing(_connect(options.target, "--to")) as target:
         source.open()
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 "processing"
             )
         for operation in sorted(survey.external):
-            target.core.needs.declare(operation, Policy(effects="external"))  # into a server that forgets: refused
+            target.core.needs.declare(operation, Policy(effects="external"))  # refuse a server that evicts records
         held = holdings(source)
         if not options.records_only:
             check_fits(held, target)
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def copy_beside(source: Engine, target: Engine, held: Holdings | None, options: argparse.Namespace) -> RowsMoved:
-    """Copy what hangs on records. What executions without an outcome have recorded goes with them in any case."""
+    """Copy the rows other than records. Recorded steps of executions without an outcome are copied in any case."""
     if held is None or not is_kept_by(target.store):
         return RowsMoved()
     rows = copy_rows(source, target, held, (STEPS,) if options.records_only else NOUNS, asked=options.progress)

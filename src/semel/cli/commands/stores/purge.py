@@ -1,4 +1,4 @@
-"""`semel purge`: forget everything whose time is over now, instead of within the hour."""
+"""`semel purge`: delete everything that has expired now, instead of within the hour."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Walk the store once; where an archive is wanted, only once that is on the disk."""
+    """Purge the store in one walk; with an archive, only after the archive is on the disk."""
     if options.archive == "-":
         raise UsageFailed("--archive must be a file: whatever reads stdout could lose purged rows")
     with open_store(options) as engine:
@@ -121,7 +121,7 @@ def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int |
 
 
 def _judge_time(engine: Engine, out: Output) -> int | None:
-    """The time by which to judge every row, or None if the store's clock is implausibly late.
+    """Return the time by which to judge every row, or None if the store's clock is implausibly late.
 
     Raises ConfigurationError on Redis, whose scripts read its own clock.
     """
@@ -146,7 +146,7 @@ def _work(dropped: int, forgotten: int) -> str:
 
 
 def _beside(total: PurgedAll) -> str:
-    """List the dependent rows that were deleted, by kind.
+    """List the deleted dependent rows, by kind.
 
     >>> _beside(PurgedAll(9, 0, 0, 2, 0, 5, 0)), _beside(PurgedAll(9, 0, 0, 0, 0, 0, 0))
     (', 2 operations, 5 messages', '')

@@ -1,4 +1,4 @@
-"""`semel reseal`: seal all sealed data of a store under the newest key, so that an old key may go."""
+"""`semel reseal`: seal all sealed data of a store under the newest key, so that you can remove an old key."""
 
 from __future__ import annotations
 

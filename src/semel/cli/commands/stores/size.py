@@ -1,4 +1,4 @@
-"""`semel size`: rows, bytes, memory and purge of a store, from the commands a second and how long they are kept."""
+"""`semel size`: a store's rows, bytes, memory and purge time, from the commands per second and the retention."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _span(text: str) -> float:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Compute and print."""
+    """Compute the sizes and print them."""
     found = sizes(options.commands_per_second, options.answer_bytes, options.keep, options.keep_answers)
     documents: list[dict[str, Any]] = []
     rows = []
@@ -103,7 +103,7 @@ def _share(share: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A size as people say it.
+    """Format a size for people.
 
     >>> bytes_text(999), bytes_text(12_340_000_000)
     ('999 B', '12.3 GB')
