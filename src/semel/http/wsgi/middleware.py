@@ -429,7 +429,7 @@ def close_each(*things: object) -> None:
 
 
 def write_nowhere(data: bytes) -> None:
-    """Accept and drop a write, before the server has a head."""
+    """Drop a write that must not reach the server."""
 
 
 def discard_response(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
