@@ -62,7 +62,7 @@ class PolicyError(ConfigurationError):
 
 
 class HandlerError(PolicyError):
-    """A handler breaks a rule for handlers, whatever its input: a bulk stops, a consumer ends, nothing is counted."""
+    """A handler that breaks a rule for any input: a bulk stops, a consumer ends, nothing is counted."""
 
 
 def is_wrong_for_all(error: BaseException) -> bool:

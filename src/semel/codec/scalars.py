@@ -1,7 +1,7 @@
 """Text forms of values that JSON has no form for: exact, readable, and read back as the same type.
 
 Values that a text cannot carry are refused: a nameless time zone whose offset depends on the date, a subclass that
-would come back as its base. A zone of one offset, of whatever class (dateutil's, pydantic's), comes back as a
+would come back as its base. A zone of one offset, of any class (dateutil's, pydantic's), comes back as a
 ``datetime.timezone``: the values are equal.
 """
 

@@ -50,7 +50,7 @@ class Capabilities:
     blocking_units: bool = False  # a unit's connection blocks even on an event loop: there is no network
     forgets_by_itself: bool = False  # the server itself expires records, by its own clock
     balances_attention: bool = False  # a full page of what needs attention has as many UNKNOWN as open records
-    looks_max: int = 2_000  # records that one page of a list may look at, whatever the store's size
+    looks_max: int = 2_000  # records that one page of a list may read, in a store of any size
 
 
 @dataclass(frozen=True, slots=True)

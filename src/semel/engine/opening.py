@@ -33,7 +33,7 @@ def open_or_close(engine: E) -> E:
 
 
 async def open_or_close_async(engine: E) -> E:
-    """The same for an engine of an event loop."""
+    """Open an engine of an event loop and return it. If opening raises, close it first."""
     try:
         await engine.open()
     except BaseException:
@@ -94,7 +94,7 @@ class FirstLook:
 
 
 class AsyncFirstLook:
-    """The same on event loops: each has its own."""
+    """The first check on event loops: each loop has its own."""
 
     def __init__(self, core: Core, check: Callable[[], Awaitable[None]]) -> None:
         self._core = core

@@ -261,7 +261,7 @@ class SyncPerformer(_Performer):
         return run_shielded(lambda: self.drive_here(flow, attempt))
 
     def drive_here(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
-        """The same in the calling thread, which the user's own connection may belong to: only for joined units."""
+        """Perform a flow in the calling thread, which may own the user's connection: only for joined units."""
         try:
             needed = next(flow)
             while True:

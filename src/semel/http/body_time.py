@@ -142,7 +142,7 @@ def socket_clock(seconds: float) -> SocketClock:
 
 
 class SocketClock:
-    """The same for the threads of a WSGI server: a body that comes too late is cut off at its connection.
+    """The bodies that a WSGI server's threads wait for; one that comes too late is cut off at its connection.
 
     If a server does not expose its connection (waitress and Apache read the body themselves, wsgiref is for
     development), its own limit applies.

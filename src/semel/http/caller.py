@@ -42,7 +42,7 @@ CallerOfScope = Callable[[dict[str, Any]], Caller | None]
 """An application's function of the ASGI scope or the WSGI environ, with either annotated as any mapping."""
 
 CallerOf = Callable[[Mapping[str, Any]], Caller | None]
-"""From an ASGI scope or a WSGI environ to the caller; None for an unknown caller."""
+"""A function of an ASGI scope or a WSGI environ that returns the caller, or None for an unknown caller."""
 
 
 def single_caller(request: Mapping[str, Any]) -> Caller:

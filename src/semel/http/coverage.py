@@ -2,7 +2,7 @@
 
 Frameworks are more lenient than templates: they merge slashes, decode a path again, take ``post`` for ``POST``. A
 request that might reach a protected view in this way would run unprotected, so it is refused before the application
-sees it. Flask, Quart and Django are asked where a request leads; for all others its normal spelling is compared.
+sees it. Flask, Quart and Django tell where a request leads; for all others its normal spelling is compared.
 """
 
 from __future__ import annotations

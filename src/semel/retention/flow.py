@@ -25,7 +25,7 @@ from semel.stores.sql.dialect import dialect_of
 PURGE_CHUNK: Final = 500
 REST_SECONDS_MAX: Final = 1.0
 KEEP_EVENTS_SECONDS: Final = 86_400.0
-"""How long published events are kept by default; a relay keeps them as long."""
+"""How long published events are kept by default, also by a relay."""
 
 
 class PurgedAll(NamedTuple):

@@ -137,7 +137,7 @@ class Both:
 
 
 class Log(Protocol):
-    """The one method of :class:`logging.Logger` that is needed here."""
+    """The method of :class:`logging.Logger` that this module needs."""
 
     def log(self, level: int, msg: str, *args: object) -> None: ...
 

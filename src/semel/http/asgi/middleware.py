@@ -100,7 +100,7 @@ class SemelMiddleware:
             return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
             return None
-        # Its body: what is asked.
+        # Its body: the command.
         receiving = receive().__await__()
         try:
             awaited = next(receiving)
@@ -148,7 +148,7 @@ class SemelMiddleware:
         return self.surface.routes.find_template(scope["method"], scope["path"])
 
     async def _find(self, scope: Scope, receive: Receive, send: Send) -> tuple[Route, Params] | None:
-        """Find the operation of a request whose literal path matches none; None: there is none, and it was served."""
+        """Find the operation of a request whose literal path matches none. None: the request was answered or served."""
         if scope["type"] != "http" or CALL_KEY in scope:
             if scope["type"] == "lifespan" and self._manage_engine:
                 await self._lifespan(scope, receive, send)
@@ -176,7 +176,7 @@ class SemelMiddleware:
         return False
 
     async def _refuse(self, exchange: Exchange, verdict: Refusal, scope: Scope, send: Send) -> None:
-        """Answer a request that was granted no permit. ``may`` is asked again where the claim has waited."""
+        """Answer a request that was granted no permit. It calls ``may`` again if the claim has waited."""
         status, headers, body = exchange.replay(verdict) if type(verdict) is Replay else exchange.present(verdict)
         if exchange.allowed_at is None or not exchange.must_ask_again() or await self._allows(exchange, scope, send):
             await send({"type": "http.response.start", "status": status, "headers": [*headers]})

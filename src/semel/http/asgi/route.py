@@ -53,7 +53,7 @@ class RouteCall(AsgiCall):
 
     _own_answer: Answer | None = None  # sent in place of the application's answer
     _replaced_headers: Headers = ()  # the headers of the application's answer
-    _body_refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+    _body_refusal: Answer | None = None  # sent in place of any answer that the application makes of a body that ends
     _body_too_long = False  # for any command; the body is no longer kept
     _body_until = 0.0
     _body_leaked = False

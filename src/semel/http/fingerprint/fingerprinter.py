@@ -542,7 +542,7 @@ class _Digested:
 
     def finish(self) -> bytes:
         _check_digests(self._running, self._sent)
-        # The first is sha-256 wherever it was sent, so that adding sha-512 to a retry changes nothing.
+        # The first is sha-256 if it was sent, so that adding sha-512 to a retry changes nothing.
         name = min(self._sent)
         return _finish_digest(self._hash, _DIGEST, _frame(name) + self._sent[name])
 
