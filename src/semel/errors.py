@@ -1,4 +1,4 @@
-"""Every error Semel raises, drawn as one tree.
+"""Every error that Semel raises, as one tree.
 
 The first split is whose fault it is, the second whether the same call may be repeated:
 
@@ -58,18 +58,18 @@ class ConfigurationError(SemelError):
 
 
 class PolicyError(ConfigurationError):
-    """A policy that cannot be kept, or an option that does not exist."""
+    """A policy that cannot be kept, or an unknown option."""
 
 
 class HandlerError(PolicyError):
-    """A handler breaks a rule for handlers, whatever its input: a bulk stops, a consumer ends, nothing is counted."""
+    """A handler that breaks a rule for any input: a bulk stops, a consumer ends, nothing is counted."""
 
 
 def is_wrong_for_all(error: BaseException) -> bool:
-    """Whether every item of a bulk and every message would fail so, until the developer changes something.
+    """Return whether every item of a bulk and every message would fail alike until the developer changes something.
 
-    A PolicyError need not: an event that cannot be, or a text that is too long, is made of what one item holds. What no
-    handler may do, whatever its input, is a HandlerError.
+    A PolicyError need not: one item's data may cause an invalid event, or a text that is too long. An act that no
+    handler may do, for any input, is a HandlerError.
 
     >>> is_wrong_for_all(ConfigurationError("this store has no transactions"))
     True
@@ -108,7 +108,7 @@ class InvalidKey(RequestError):
 class KeyTooOld(InvalidKey):
     """A UUIDv7 key that is too old for a new command, and nothing is on record under it.
 
-    What was done under it once may be forgotten: look by your business reference before you use a new key.
+    An earlier command under it may be forgotten: look by your business reference before you use a new key.
     """
 
 
@@ -140,7 +140,7 @@ class BulkRefused(RequestError):
 
 
 class ImportRefused(RequestError):
-    """A file that cannot be taken, or a job that cannot be had so: nothing was done, and nothing is kept.
+    """A file that cannot be imported, or an invalid import job: nothing was done, and nothing is kept.
 
     Parameters: ``code`` for machines, such as ``"EMPTY_FILE"``.
     """
@@ -162,10 +162,10 @@ class CommandError(SemelError):
 
 
 class KeyReusedError(CommandError):
-    """The key belongs to another request of the same caller: ``operation_id`` is that one's.
+    """The key belongs to another request of the same caller, whose operation is ``operation_id``.
 
-    ``state`` is that one's state by name, such as ``"SUCCEEDED"``. While it is not over, query it before you use a new
-    key: both may take effect.
+    ``state`` names that operation's state, such as ``"SUCCEEDED"``. Until it has ended, query it before you use a
+    new key: both may take effect.
     """
 
     def __init__(self, message: str, *, operation_id: str | None = None, state: str | None = None) -> None:
@@ -182,7 +182,7 @@ class OutcomeUnknownError(CommandError):
 
 
 class KeyExpiredError(CommandError):
-    """The answer is no longer kept, the fact that the key was used is."""
+    """The answer is no longer kept, only the fact that the key was used."""
 
 
 class NotReplayableError(CommandError):
@@ -194,7 +194,7 @@ class ReferenceTakenError(CommandError):
 
 
 class QuotaExceededError(CommandError):
-    """The key is new, and its caller has as many as a quota allows. Nothing was done.
+    """The key is new, and its caller has used up a quota. Nothing was done.
 
     ``limit`` is ``"new_keys"``, ``"open_at_once"`` or ``"unknown_at_once"``.
     """
@@ -217,7 +217,7 @@ class StoreUnavailable(StoreError):
 
 
 class StatementRefused(StoreUnavailable):
-    """The store answered this statement with an error, and did nothing of it. Others may fare better."""
+    """The store answered this statement with an error, and did nothing. Other statements may succeed."""
 
 
 class StoreReadOnly(StoreUnavailable):
@@ -261,7 +261,7 @@ class JoinRefused(ConfigurationError):
 class ResolveRefused(SemelError):
     """A settlement by an operator or a report was refused: too early, or the record has moved on.
 
-    ``retry_after_seconds`` says when the same may be accepted; None: it contradicts what is known.
+    ``retry_after_seconds``: when the same settlement may be accepted; None: it contradicts the known outcome.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
@@ -282,9 +282,9 @@ class NothingHappened(Exception):
 class ItemFailed(Exception):
     """Raise it from a bulk's handler: this item failed, and nothing of it remains.
 
-    Parameters: ``code`` for machines; ``retryable`` whether a new bulk may hold it again; ``target_id`` what it was
-    about; ``written`` False where the handler had written nothing yet: the transaction's other items then need not be
-    done over; ``detail`` bytes of the application's, kept with the outcome (at most 64 KiB).
+    Parameters: ``code`` for machines; ``retryable`` whether a new bulk may contain it again; ``target_id`` the object
+    that it was about; ``written`` False if the handler had written nothing yet: the transaction's other items then need
+    not be redone; ``detail`` the application's own bytes, kept with the outcome (at most 64 KiB).
 
     >>> raise ItemFailed("ACCOUNT_CLOSED", written=False)
     Traceback (most recent call last):

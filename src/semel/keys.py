@@ -1,8 +1,8 @@
-"""The key's grammar: parse the `Idempotency-Key` field lines into one canonical string.
+"""The key's grammar, which parses the `Idempotency-Key` field lines into one canonical string.
 
 Both spellings of a key are one key: `"abc"` (a String of RFC 9651) and `abc` (what most clients send). The file
-also holds the format an operation may ask for, and names weak keys so that a caller can count them. It deliberately
-does not make keys, hash them, or know scopes; and no message it raises contains the key.
+also holds the format that an operation may require, and classifies weak keys so that they can be counted. It
+deliberately does not make keys, hash them, or know scopes; and none of its error messages contains the key.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from semel.errors import InvalidKey, KeyTooOld, MissingKey, PolicyError
 KEY_LENGTH_MAX = 255
 """The longest key, in characters after parsing."""
 
-# Every escape doubles a character, and parameters are ignored: nothing honest is longer than this. The bound keeps
-# the patterns below on short input under any header limit of the server.
+# Every escape doubles a character, and parameters are ignored: no legitimate field is longer than this. The bound
+# keeps the input of the patterns below short under any header limit of the server.
 _LINE_BYTES_MAX = 4096
 
 # Bare: visible ASCII without the quote, the comma (a joined second line) and the semicolon (parameters).
 _BARE = re.compile(rb"[!#-+\--:<-~]{1,255}").fullmatch
 is_bare = _BARE
-"""Whether a field line is a key in the bare form, as :func:`parse_key` reads it: a match, or None."""
+"""Match a field line that is a key in the bare form, as :func:`parse_key` reads it, or return None."""
 _QUOTED = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 
 # RFC 9651, 3.1.2: *( ";" *SP key [ "=" bare-item ] ). The values are ignored, so telling the kinds of a number or a
-# Date apart would buy nothing; the character sets do keep a second key or stray text from passing as a parameter.
+# Date apart would gain nothing; the character sets keep a second key or stray text from passing as a parameter.
 _PARAMETERS = re.compile(
     rb"""(?: ; [ ]*+ [a-z*][a-z0-9_.*-]*+
              (?: = (?: -?[0-9]++(?:\.[0-9]++)?+ | @-?[0-9]++ | \?[01] | :[A-Za-z0-9+/=]*+:
@@ -42,7 +42,7 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}
 _UUID_LENGTH = 36
 _UUID7 = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-7[0-9A-Fa-f]{3}-[89ABab][0-9A-Fa-f]{3}-[0-9A-Fa-f]{12}").fullmatch
 _AGE_SECONDS_MAX = 10 * 366 * 86_400
-# As long as a purge waits beyond each retention: a key that is ahead by less is refused before its tombstone goes.
+# As long as a purge waits beyond each retention: a key ahead by less becomes too old before its tombstone goes.
 _AHEAD_SECONDS_MAX = PURGE_GRACE_US / 1_000_000
 
 _SHORT = 16
@@ -56,7 +56,7 @@ Weakness = Literal["short", "digits", "repeated", "email", "card"]
 
 
 def parse_key(lines: Sequence[bytes]) -> str:
-    r"""Read the one key a request carries.
+    r"""Read the one key that a request carries.
 
     Args:
         lines: the values of all `Idempotency-Key` field lines, in the order received.
@@ -87,7 +87,7 @@ def parse_key(lines: Sequence[bytes]) -> str:
 
 
 def _parse_uncommon(line: bytes) -> str:
-    """Everything but a bare key without blanks around it."""
+    """Parse any key other than a bare one without blanks around it."""
     if len(line) > _LINE_BYTES_MAX:
         raise InvalidKey(f"The Idempotency-Key field is too long; send a key of 1 to {KEY_LENGTH_MAX} characters.")
     value = line.strip(b" \t")
@@ -111,7 +111,7 @@ def _parse_uncommon(line: bytes) -> str:
 
 
 def _check_quoted(raw: bytes) -> str:
-    """The text between the quotes, held to the same length and characters as the bare form."""
+    """Check the text between the quotes: it has the same limits of length and characters as the bare form."""
     if not raw:
         raise InvalidKey(f"The Idempotency-Key is empty; send a key of 1 to {KEY_LENGTH_MAX} characters.")
     if len(raw) > KEY_LENGTH_MAX:
@@ -122,7 +122,7 @@ def _check_quoted(raw: bytes) -> str:
 
 
 def _why_not_bare(value: bytes) -> str:
-    """The remedy for an unquoted value that is not a key. It looks at characters, and repeats none of them."""
+    """Return the remedy for an unquoted value that is not a key, without repeating any of its characters."""
     if b"," in value:
         return "The Idempotency-Key contains a comma; send exactly one key, or quote it if the comma belongs to it."
     if b";" in value or b'"' in value:
@@ -144,8 +144,8 @@ class KeyFormat:
             remain two keys.
         uuid7_max_age: how old a new command's key may be, in seconds. The key must then be a UUIDv7, which holds the
             time it was made at, and may be at most ten minutes ahead. A retry whose key is on record gets its answer
-            however old it is; what comes back after its record was purged is refused instead of run. At most the
-            policy's ``tombstone_seconds``.
+            however old it is; a retry after its record was purged is refused instead of run. At most the policy's
+            ``tombstone_seconds``.
 
     Raises:
         PolicyError: at construction, when the pattern does not compile or no key could satisfy the format.
@@ -181,10 +181,10 @@ class KeyFormat:
             object.__setattr__(self, "_compiled", compiled)
 
     def check(self, key: str, now: float | None = None) -> None:
-        """Accept `key`, or raise `InvalidKey` with the expected format, which is public; the key is not repeated.
+        """Accept `key`, or raise `InvalidKey` with the expected format, which is public, but without the key.
 
         Args:
-            now: seconds since 1970, as ``time.time()`` gives them. Without it a UUIDv7's age is not looked at.
+            now: seconds since 1970, as ``time.time()`` gives them. Without it a UUIDv7's age is not checked.
 
         Raises:
             KeyTooOld: a UUIDv7 that is older than `uuid7_max_age`.
@@ -233,14 +233,14 @@ def _check_span(seconds: object) -> None:
 
 
 def weakness(key: str) -> Weakness | None:
-    """Why a parsed key is likely to be reused by accident or to identify a person; None for a good one.
+    """Return why a parsed key is likely to be reused by accident or to identify a person; None for a good key.
 
     Args:
         key: a key from `parse_key`.
 
     Returns:
-        "email" for what looks like an address and "card" for what looks like a card's number: both tell who the caller
-        is to every reader of the key, and repeat with the next order. "short" below 16 characters; "digits" for
+        "email" if it looks like an address and "card" if it looks like a card's number: both reveal the caller to
+        every reader of the key, and repeat with the next order. "short" below 16 characters; "digits" for
         digits alone (a counter or a clock); "repeated" for at most four distinct characters. Weak keys are counted,
         never refused: refusing is what `KeyFormat` is for.
 
@@ -265,7 +265,7 @@ def weakness(key: str) -> Weakness | None:
 
 
 def _is_card(key: str) -> bool:
-    """Whether the digits have a card number's length and its check digit (ISO/IEC 7812-1, annex B)."""
+    """Return whether the digits have a card number's length and its check digit (ISO/IEC 7812-1, annex B)."""
     digits = [int(digit) for digit in key if digit.isdigit()]
     doubled = [sum(divmod(digit * 2, 10)) for digit in digits[-2::-2]]
     return 12 <= len(digits) <= 19 and (sum(doubled) + sum(digits[-1::-2])) % 10 == 0

@@ -1,7 +1,7 @@
-"""An operation's promises: one frozen value, validated once, passed down.
+"""An operation's policy: one frozen value, validated once, passed down.
 
-A policy that cannot be kept is refused when it is made, and an option that does not exist is
-refused with the name that was probably meant. Nothing here reads a clock or a request.
+Construction refuses a policy that cannot be kept, and an unknown option, with the name that was probably
+meant. Nothing here reads a clock or a request.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from semel.sealing.redaction import check_redact, paths_of
 from semel.steps.options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
-NOT_RUN: Final = frozenset({401, 403, 408, 425, 429})  # by these a handler says that the same request may succeed later
+NOT_RUN: Final = frozenset({401, 403, 408, 425, 429})  # with these the same request may succeed later
 FINGERPRINT_BYTES: Final = 32
 _TEXTS: Final = (str, str, str)
 _NOTHING_MORE: Final = (None, None, None, None)
-LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
+LEASE_SECONDS_MIN: Final = 1.0  # renewed every third of it: below a second, scheduling noise would lapse live holders
 REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects by default: a year
-SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
+SPANS_MAX: Final = {  # seconds; a larger value is in milliseconds, or a mistake
     "lease_seconds": 3600,
     "deadline_seconds": 2 * 86_400,
     "wait_seconds": 3600,
     "dedup_for_seconds": 366 * 86_400,
     "rebuild_seconds": 600,
 }
-RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
-SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
+RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read from a request that breaks a limit, to find the record of a retry
+SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter span would round to zero microseconds
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
 
-# What is replayed beside status and body. Everything else stays with the first answer.
+# The headers that are replayed, besides status and body. Only the first answer has the others.
 REPLAY_HEADERS: Final = frozenset(
     name.encode()
     for name in (
         "content-type",
-        "content-encoding",  # the kept bytes mean nothing without it (decision 0005)
+        "content-encoding",  # the stored bytes mean nothing without it (decision 0005)
         "content-language",
         "content-disposition",
         "content-location",
@@ -139,32 +139,32 @@ class Policy:
     """The protection of one operation's commands.
 
     Parameters (spans in seconds, sizes in bytes):
-        effects: what the handler's side effects are: ``"external"`` (default, effects that cannot be
+        effects: the kind of the handler's side effects: ``"external"`` (default, effects that cannot be
             proven), ``"idempotent"`` (the downstream deduplicates by a derived key) or ``"atomic"``
             (all effects are writes in one transaction with the record).
         key: ``"required"`` or ``"optional"``.
         key_format: an optional :class:`~semel.keys.KeyFormat`.
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
-            ``"body:/orderId"`` (a JSON pointer), ``"form:_key"`` (a field of a form), or ``"reference"``: what
-            ``reference_from`` names.
+            ``"body:/orderId"`` (a JSON pointer), ``"form:_key"`` (a field of a form), or ``"reference"``: the value
+            that ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
-        reference_scope: within what a business reference names one execution: ``"tenant"``, or ``"caller"`` where
-            callers of one tenant must not be able to take each other's references.
-        fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only what of the body
-            counts, such as ``NoBody()``, or a function of the request's facts and its body
-            (:class:`~semel.recipe.Computed`).
+        reference_scope: the scope in which a business reference is unique: ``"tenant"``, or ``"caller"`` if callers of
+        one tenant must not be able to take each other's references.
+        fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only the part of the body
+        that counts, such as ``NoBody()``, or a function of the request's facts and its body
+        (:class:`~semel.recipe.Computed`).
         counts: over HTTP, names of request headers that count beside it: ``("stripe-account", "if-match")``. None: the
             application's.
         fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
             versions are recognised without being named.
-        lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
+        lease_seconds: how long a holder counts as alive without renewing; it renews every third of this.
         deadline_seconds: how long a handler may run; renewal ends there.
         wait_seconds: how long a duplicate waits for the running command before it is refused.
         answer_seconds: how long the answer is replayed, counted from settlement.
-        tombstone_seconds: how long the fact is remembered, counted from settlement.
+        tombstone_seconds: how long the fact that the command ran is remembered, counted from settlement.
         operation_seconds: how long the operation (its id, business reference, state and result) is remembered once it
-            is settled, beyond its key. None: no longer than the key, but a year where there is a business reference.
-        after_expiry: ``"refuse"`` or ``"new"``: what an attempt between those two meets.
+            is settled, beyond its key. None: no longer than the key, but a year if there is a business reference.
+        after_expiry: ``"refuse"`` or ``"new"``: what happens to an attempt between those two.
         dedup_for_seconds: how long the downstream deduplicates (idempotent effects, and steps with ``repeat=True``).
         attempts_max: after this many lapsed leases an idempotent command is UNKNOWN; after this many attempts, at least
             2, a resumable one.
@@ -172,29 +172,29 @@ class Policy:
         nothing_happened: exception types that prove that no effect happened.
         marks_effects: the handler marks its point of no return with ``permit.effect()``.
         steps: every effect of the handler is inside a ``permit.step()`` (external effects, on a SQL store).
-        resumable: the request is kept with the record until there is an outcome, so that a completer brings an
-            abandoned execution to its end without its client; with ``steps``.
-        json: over HTTP, when a body that is not JSON is refused with 400 before the claim: ``"checked"`` if its media
-            type says JSON and it is not empty; ``"required"`` always, for any media type; ``"any"`` never.
+        resumable: the request is kept with the record until there is an outcome, so that a completer can finish an
+        abandoned execution without its client; with ``steps``.
+        json: over HTTP, when to refuse a body that is not JSON with 400 before the claim: ``"checked"`` if its media
+        type is JSON and it is not empty; ``"required"`` always, for any media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
-        not_run: statuses that prove that nothing happened, so that the key is free: 401, 403, 408, 425 and 429. One of
-            these that is left out leaves the outcome in doubt; others, such as 503, may be added.
-        success: a function of a 2xx answer that says what it means where its status does not: True (done),
+        not_run: statuses that prove that nothing happened, so that the key is free: 401, 403, 408, 425 and 429. If you
+        leave one out, it leaves the outcome in doubt; you may add others, such as 503.
+        success: a function that judges a 2xx answer whose status does not tell the outcome: True (done),
             ``"refused"`` (a definite refusal), ``"nothing"`` (nothing happened, the key is free) or False (it may have
             happened, as after a 5xx). :func:`semel.http.graphql.graphql_success` is one.
         replay_headers: further response headers to store and replay, lower-case.
         body_bytes_max: a larger request is refused with 413.
         answer_bytes_max: a longer answer is streamed through and not kept.
-        answers: what is stored of an answer: ``"keep"`` (as it is), ``"seal"`` (encrypted by the engine's sealer),
-            ``"rebuild"`` (only its status; ``rebuild`` makes it again) or ``"forget"`` (only its status; a retry is
-            told that it was done).
+        answers: how an answer is stored: ``"keep"`` (as it is), ``"seal"`` (encrypted by the engine's sealer),
+        ``"rebuild"`` (only its status; ``rebuild`` makes it again) or ``"forget"`` (only its status; a retry
+        learns that it was done).
         redact: members of JSON answers that are never stored, such as ``("card.number",)``: ``null`` in every replay.
-        rebuild: a function that makes the answer of an operation that was done before, with ``answers="rebuild"``: it
+        rebuild: a function that makes the answer of a completed operation again, with ``answers="rebuild"``: it
             gets a :class:`~semel.Rebuilding` and returns an Answer, or a value of JSON's kinds.
         rebuild_seconds: how long that may take.
         quota: how many new keys of this operation each caller may bring, a :class:`~semel.Quota`; None: the engine's.
-        on_unprotected: what becomes of an answer or a store that cannot protect: ``"refuse"`` or ``"mark"``.
+        on_unprotected: what to do if the store or the answer prevents protection: ``"refuse"`` or ``"mark"``.
 
     Raises:
         PolicyError: an unknown option or an impossible value; the message names the option and the remedy.
@@ -253,10 +253,10 @@ class Policy:
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
     covers: bool = field(init=False, repr=False, compare=False)  # whether anything but "keep" is declared
     redact_paths: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
-    is_plain: bool = field(init=False, repr=False, compare=False)  # whether a claim of it is nothing but its key's
+    is_plain: bool = field(init=False, repr=False, compare=False)  # whether a claim consists of its key alone
 
     def __new__(cls, **options: Any) -> Policy:
-        """Refuse an option that does not exist with the name that was probably meant."""
+        """Refuse an unknown option, and suggest the name that was probably meant."""
         known = [f.name for f in fields(cls) if f.init]
         for name in options:
             if name not in known:
@@ -267,7 +267,7 @@ class Policy:
 
     @classmethod
     def of(cls, **options: Any) -> Policy:
-        """A policy from options that no type checker sees, such as those of a configuration file. Raises as Policy."""
+        """Make a policy from options that no type checker sees, such as a configuration file's. Raises as Policy."""
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -301,7 +301,7 @@ def _effects(given: object) -> Effects:
 
 
 def _recipe(policy: Policy) -> Recipe:
-    """The parts of a request that count, with the headers that the policy names."""
+    """Return the recipe of the parts of a request that count, with the headers that the policy names."""
     recipe = policy.fingerprint
     assert isinstance(recipe, Recipe)
     if policy.counts is None:
@@ -312,7 +312,7 @@ def _recipe(policy: Policy) -> Recipe:
     return replace(recipe, headers=policy.counts)
 
 
-_SEVERAL: Final = (tuple, list, set, frozenset)  # not a text, whose letters would be taken for its members
+_SEVERAL: Final = (tuple, list, set, frozenset)  # not a text, whose letters would count as its members
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # a token of RFC 9110
 
 
@@ -343,7 +343,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "not_run": _Kind(int, "a set of statuses, such as {401, 403, 429}", frozenset),
     "replay_headers": _Kind(str, "a set of header names, such as {'x-total'}", frozenset),
 }
-"""Options that are neither spans, numbers nor choices: a wrong type would be found by the first request."""
+"""Options that are neither spans, numbers nor choices: otherwise the first request would find a wrong type."""
 
 
 def _check_kinds(policy: Policy) -> None:
@@ -368,7 +368,7 @@ def _value_text(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A number of seconds in plain digits, not 2.592e+06."""
+    """Format a number of seconds in plain digits, not 2.592e+06."""
     return f"{max(-1e300, min(1e300, value)):.15g}"  # an int may be larger than any float
 
 
@@ -470,7 +470,7 @@ def _check_choices(policy: Policy) -> None:
 
 
 def _takes_one(function: Any) -> bool:
-    """Whether this is a plain function that can be called with one argument."""
+    """Return whether this is a plain function that can be called with one argument."""
     if not callable(function) or isinstance(function, type) or inspect.iscoroutinefunction(function):
         return False
     try:
@@ -532,12 +532,12 @@ class Command:
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
     under a known recipe (by its id), several in a tuple where equal requests may be recorded under any of them, or
-    None; ``business_ref`` what the business calls it, such as an invoice's
-    number: one open or successful execution for each, within tenant and operation, and within the caller where the
-    policy's ``reference_scope`` says so; ``request`` what a completer gives
+    None; ``business_ref`` the business's own name for it, such as an invoice's
+    number: one open or successful execution for each, within tenant and operation, and within the caller if the
+    policy's ``reference_scope`` is "caller"; ``request`` what a completer gives
     to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
     record that a completer continues with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
-    what the record under its key says, and where there is none the refusal is raised and nothing is stored.
+    the reply that the record under its key allows; without a record the refusal is raised and nothing is stored.
     """
 
     scope: Scope
@@ -561,7 +561,7 @@ class Command:
             for name, part in zip(Scope._fields, self.scope, strict=True):
                 if not isinstance(part, str) or not part:
                     raise PolicyError(f"the scope's {name} must be a non-empty text; it is {part!r}")
-            # Of an enumeration, its text: what is stored and compared is nothing else.
+            # For an enumeration's member, its text, which is what is stored and compared.
             object.__setattr__(self, "scope", Scope(*map(str.__str__, self.scope)))
         if not isinstance(self.key, str) or not self.key:
             raise PolicyError(f"a command's key must be a non-empty text, not {type(self.key).__name__}")
@@ -576,7 +576,7 @@ class Command:
 
     @classmethod
     def of_request(cls, asked: Command) -> Command:
-        """The command of a request that has what a command has: its parts were checked where they come from."""
+        """Make a command of a request with a command's attributes, without checking them again."""
         made = object.__new__(cls)
         for name in cls.__slots__:
             object.__setattr__(made, name, getattr(asked, name))
@@ -584,7 +584,7 @@ class Command:
 
     @property
     def keep_us(self) -> int | None:
-        """For how many microseconds its operation is remembered once it is settled; None: no longer than its key."""
+        """How many microseconds its operation is remembered once it is settled; None: no longer than its key."""
         seconds = self.policy.operation_seconds
         if seconds is None:
             if self.business_ref is None:

@@ -1,4 +1,4 @@
-"""Quotas of new keys: what one caller may have, and the rule that takes a place of it.
+"""Quotas of new keys: the limits for one caller, and the rule by which a claim takes a place.
 
 Only a claim that would insert a record takes a place. Each store keeps one :class:`Usage` for each caller of a quota
 and writes it with the record, so that all processes share it. PostgreSQL follows the same rule in SQL
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from semel.policy import Policy
 
 SLICES: Final = 20  # of a window: keys older than a window and one slice no longer count
-UNSEEN_US: Final = 60_000_000  # how long an uncommitted record may be on its way to its commit
+UNSEEN_US: Final = 60_000_000  # how long the commit of a record may take
 COUNT_MAX: Final = 10_000_000
-AT_ONCE_MAX: Final = 1_000  # of one caller: each new key may have to look at as many records
+AT_ONCE_MAX: Final = 1_000  # the open records of one caller, all of which a new key's claim may have to read
 SECONDS_MAX: Final = 31 * 86_400
 OPEN_RETRY_US: Final = 5_000_000
 UNKNOWN_RETRY_US: Final = 60_000_000
@@ -32,8 +32,8 @@ NEW_KEYS, OPEN, UNKNOWN = "new_keys", "open_at_once", "unknown_at_once"
 class Quota:
     """A limit on each caller's new keys: for an engine, or for one operation in its policy.
 
-    A caller is a tenant's caller. An engine's quota counts all of a caller's operations together, without those that
-    have their own quota. A retry of a key that is on record is always served and takes no place.
+    Callers of different tenants are different. An engine's quota counts all of a caller's operations together, without
+    those that have their own quota. A retry of a key that is on record is always served and takes no place.
 
     Parameters:
         new_keys: how many new keys each caller may bring in any ``per_seconds``, 1 to 10,000,000. A place is free again
@@ -81,7 +81,7 @@ class Quota:
         object.__setattr__(self, "slice_us", -(-int(seconds * 1_000_000) // SLICES))
 
     def allowance(self, id: bytes, caller: str, *, atomic: bool) -> Allowance | None:
-        """The limits for a caller's claim.
+        """Return the limits for a caller's claim.
 
         Parameters: ``id`` 16 bytes; ``atomic`` whether it leaves nothing open in the store.
         """
@@ -92,7 +92,7 @@ class Quota:
 
 
 def allowance_of(policy: Policy, shared: Quota | None, scope: Scope, secret: bytes | None) -> Allowance | None:
-    """The limits for a claim of this caller: of the operation's own quota, or of the engine's ``shared`` one.
+    """Return the limits for a claim of this caller, from the operation's own quota or the engine's ``shared`` one.
 
     None: the claim's record is not counted.
     """
@@ -105,7 +105,7 @@ def allowance_of(policy: Policy, shared: Quota | None, scope: Scope, secret: byt
 
 
 def check_quota(quota: Any) -> Any:
-    """The quota, if it is one or None. Raises PolicyError."""
+    """Return the quota if it is a Quota or None. Raises PolicyError."""
     if quota is None or isinstance(quota, Quota):
         return quota
     raise PolicyError(f"quota must be a Quota, such as Quota(new_keys=600, per_seconds=60); it is {quota!r}")
@@ -122,11 +122,11 @@ class Usage(NamedTuple):
 
 NOTHING_TAKEN: Final = (0,) * (SLICES + 1)
 States = Mapping[bytes, int]
-"""The states of the listed records that can be seen."""
+"""The states of the listed records that are visible in the store."""
 
 
 def must_look(usage: Usage | None, allowance: Allowance) -> Sequence[bytes]:
-    """The listed records whose states decide; none if there is room in any case."""
+    """Return the listed records whose states decide; none if there is room in any case."""
     if usage is None:
         return ()
     limits = [limit for limit in (allowance.open_max, allowance.unknown_max) if limit is not None]
@@ -160,16 +160,16 @@ def take(
 
 def _is_open(each: tuple[bytes, int], states: States, now: int) -> bool:
     state = states.get(each[0])
-    if state is None:  # its commit may be on its way, or it is gone
+    if state is None:  # the record is not committed yet, or it is gone
         return each[1] > now - UNSEEN_US
     return state not in OVER_STATES
 
 
 def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
-    """The usage at this time: slices that are over have left.
+    """Return the usage at this time, without the slices that are over.
 
-    A clock that goes back frees nothing. By more than a window, the slices go back with it, so that no claim is refused
-    until it has caught up; so they do if the declared window has changed.
+    A clock that goes back frees nothing. If it goes back by more than a window, the slices go back with it; otherwise
+    claims would be refused until it has caught up. The same holds if the declared window has changed.
     """
     newest = now // allowance.slice_us
     if usage is None:
@@ -184,7 +184,7 @@ def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
 def refusal(
     newest: int, counts: Sequence[int], allowance: Allowance, opens: int, unknowns: int, now: int
 ) -> QuotaExceeded | None:
-    """The reason that the quota is exhausted, and the time until it may not be; None if there is room."""
+    """Return why the quota is exhausted, and the time until it may have room; None if there is room."""
     if allowance.new_keys is not None and (used := sum(counts)) >= allowance.new_keys:
         leaves = 0
         while used >= allowance.new_keys and leaves < len(counts):
@@ -200,7 +200,7 @@ def refusal(
 
 
 def is_over(usage: Usage, now: int, states: States) -> bool:
-    """Whether the usage is empty and can be deleted. Parameters: ``states`` of its listed records."""
+    """Return whether the usage is empty and can be deleted. Parameters: ``states`` of its listed records."""
     if now < (usage.slice + len(NOTHING_TAKEN)) * usage.slice_us:
         return False
     return not any(_is_open(each, states, now) for each in usage.listed)
@@ -210,7 +210,7 @@ def is_over(usage: Usage, now: int, states: States) -> bool:
 
 
 def pack_counts(usage: Usage) -> str:
-    """The counts as a row has them.
+    """Pack the counts for a row.
 
     >>> unpack_counts(pack_counts(Usage(7, 3_000_000, (0, 2, 5)))) == (0, 2, 5)
     True
@@ -219,7 +219,7 @@ def pack_counts(usage: Usage) -> str:
 
 
 def unpack_counts(text: str) -> tuple[int, ...]:
-    """The counts of a row."""
+    """Unpack the counts of a row."""
     return tuple(map(int, text.split(",")))
 
 
@@ -227,7 +227,7 @@ _LISTED_BYTES: Final = 24
 
 
 def pack_listed(usage: Usage) -> bytes:
-    """The listed records as a row has them: 16 bytes of id and 8 of time each.
+    """Pack the listed records for a row: 16 bytes of id and 8 of time each.
 
     >>> unpack_listed(pack_listed(Usage(7, 3_000_000, (), ((bytes(16), 5),)))) == ((bytes(16), 5),)
     True
@@ -236,6 +236,6 @@ def pack_listed(usage: Usage) -> bytes:
 
 
 def unpack_listed(packed: bytes) -> tuple[tuple[bytes, int], ...]:
-    """The listed records of a row."""
+    """Unpack the listed records of a row."""
     places = range(0, len(packed), _LISTED_BYTES)
     return tuple([(packed[at : at + 16], int.from_bytes(packed[at + 16 : at + _LISTED_BYTES], "big")) for at in places])

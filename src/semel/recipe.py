@@ -1,7 +1,7 @@
 """The recipe of a fingerprint: which part of a request counts, under which algorithm and limits, as one frozen value.
 
-Its id is stored beside every fingerprint, so that a changed configuration is recognised as such and never taken for
-a changed request. The file deliberately does not compute fingerprints; `semel.http.fingerprint` does.
+Its id is stored beside every fingerprint, so that a changed configuration is never mistaken for a changed request.
+The file deliberately does not compute fingerprints; `semel.http.fingerprint` does.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Final, Literal
 from semel.errors import PolicyError
 
 RECIPE_VERSION = 1
-"""Of new recipes. Grows when the same configuration would give another fingerprint than before."""
+"""The version of new recipes. Raise it when the same configuration would give another fingerprint than before."""
 RECIPE_VERSIONS = (1,)
-"""Those that can be named: an algorithm stays for as long as a store may hold a record that was made under it."""
+"""The versions that can be named: each stays for as long as a store may hold a record that was made under it."""
 
 _MIB = 1024 * 1024
-# Deeper documents would need more stack than an application is sure to have left; see canonical.py.
+# Deeper documents could need more stack than an application has left; see canonical.py.
 _DEPTH_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBody:
-    """The whole body counts, in its canonical form where its media type has one."""
+    """The whole body counts, in canonical form if its media type has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Members:
     """Only these members of a JSON object count; other bodies count whole.
 
     Args:
-        names: paths as in `select_members`: `("amount", "customer.id")`. Their order does not matter. A path that
-            leads nowhere makes no difference between requests: spell them with care.
+        names: paths as in `select_members`: `("amount", "customer.id")`. Their order does not matter. A path
+        that leads nowhere does not distinguish requests: spell paths with care.
 
     Raises:
-        PolicyError: no path, an empty one, or one that is given twice.
+        PolicyError: there is no path, an empty one, or a duplicate.
     """
 
     names: tuple[str, ...]
@@ -58,23 +58,23 @@ class Members:
 class NoBody:
     """The body does not count: operation, method, path, query, caller, media type and declared headers do.
 
-    For requests whose body differs between retries and says nothing about what is wanted.
+    Use it for requests whose body differs between retries without changing the intent.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Compute the counted part of the body with your own function.
+    """A function of your own computes the part of the body that counts.
 
     Args:
         function: takes the request's `Facts` and its whole body (bytes, at most `json_bytes_max`, with its
             Content-Encoding removed), and returns bytes or text: equal for equal requests. It runs on the event loop.
-            What it raises ends the request before anything is done; `semel.errors.InvalidBody` is answered with 400.
-        name: what it computes, such as "order-v1": part of the recipe's id. Give another one when the function
+            Its exceptions end the request before anything is done; `semel.errors.InvalidBody` is answered with 400.
+            name: a name for its result, such as "order-v1": part of the recipe's id. Change it when the function
             computes something else. By default its module and name.
 
     Raises:
-        PolicyError: no function, or one without a name of its own.
+        PolicyError: it is no function, or has no name of its own.
 
     >>> Computed(lambda facts, body: body[:8], name="first-8").name
     'first-8'
@@ -117,14 +117,14 @@ NEVER_COUNTED: Final = frozenset(
         *("prefer", "early-data", "date"),
     }
 )
-"""Headers that cannot be declared: credentials, what counts or is checked anyway, and what differs in each retry."""
+"""Headers that cannot be declared: they hold credentials, count or are checked anyway, or differ in each retry."""
 
 
 def check_headers(names: object) -> tuple[str, ...]:
-    """The names of headers that count, in lower case and sorted.
+    """Return the names of headers that count, in lower case and sorted.
 
     Raises:
-        PolicyError: something that is not a name of a header, that is given twice, or that may not count.
+        PolicyError: a name is no header name, is given twice, or may not count.
 
     >>> check_headers(("Stripe-Account", "if-match"))
     ('if-match', 'stripe-account')
@@ -159,13 +159,13 @@ class Recipe:
 
     Args:
         body: which part of the body counts.
-        algorithm: `sha256`, or `hmac-sha256` under a secret, so that who reads the store cannot try out bodies.
+        algorithm: `sha256`, or `hmac-sha256` under a secret, so that readers of the store cannot try out bodies.
         json_depth_max: how deep JSON may nest, 1 to 256; deeper is refused.
         json_bytes_max: the largest JSON or URL-encoded form body, in bytes, that is held in memory and made
             canonical; a larger one is hashed as received (under `Members` it is refused).
         secret_id: a name for the HMAC secret, to tell rotated secrets apart. Never the secret.
-        version: of the algorithm. Name the former one while processes that do not know this one share the store;
-            records of former versions are recognised without being named.
+        version: of the algorithm. Name the former one while processes that do not know this one share the store.
+        Records of former versions are recognised in any case.
         headers: names of request headers that count: `("stripe-account", "if-match")`. A header that is not there
             differs from an empty one; several lines of one name count in their order.
 
@@ -207,7 +207,7 @@ class Recipe:
 
     @property
     def former(self) -> tuple[Recipe, ...]:
-        """The same configuration under each version before this one: records made before an upgrade are under these."""
+        """Return this configuration under each earlier version, for records that were made before an upgrade."""
         return tuple(replace(self, version=version) for version in RECIPE_VERSIONS if version < self.version)
 
     def _digest(self) -> str:
@@ -217,8 +217,8 @@ class Recipe:
         elif isinstance(self.body, Computed):
             names = (self.body.name,)
         configuration = (type(self.body).__name__, names, self.algorithm, self.json_depth_max, self.json_bytes_max)
-        # ascii() of texts and numbers is the same in every Python, and different for different values. 64 bits: a
-        # store meets a handful of recipes in its life, so that no two of them ever share an id.
-        # Headers are added where there are any: a recipe without keeps the id that it had before they could count.
+        # ascii() of texts and numbers is the same in every Python, and different for different values. 64 bits are
+        # enough: a store sees a handful of recipes in its life, so that no two share an id.
+        # Headers are added only if there are any: a recipe without them keeps its id from before they could count.
         text = ascii((*configuration, self.secret_id, *([self.headers] if self.headers else [])))
         return f"{self.version}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

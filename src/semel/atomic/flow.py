@@ -1,8 +1,8 @@
 """ATOMIC commands: the record and the handler's writes in one transaction.
 
-The order is what makes it true: look outside any transaction; begin; claim first; the handler's writes;
-a settle that must stand; commit. A crash anywhere leaves nothing. A record that is visible without an answer
-proves that the handler committed early; it is never run again.
+The order guarantees this: look outside any transaction; begin; claim first; the handler's writes;
+a settle that must hold; commit. A crash anywhere leaves nothing. A record that is visible without an answer
+proves that the handler committed early; the command never runs again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         seen, claim = yield from look_once(store, claim, under)
         if seen is not None:
             return seen, None
-    elif claim.quota is not None:  # in the unit, all commands of a caller would wait for one another
+    elif claim.quota is not None:  # within the unit, a caller's commands would wait for one another
         refused = yield from ask(Perform("take_place", partial(store.take_place, claim)))
         if refused is not None:
             return refused, None
@@ -61,7 +61,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         if isinstance(verdict, Proceed):
             unit.hand_out()
             return verdict, unit
-    except Exception:  # also what ``under`` raises: a unit that is never ended keeps its connection and its lock
+    except Exception:  # also errors of ``under``: a unit that is never ended keeps its connection and its lock
         yield from ask(Rollback(unit))
         raise
     yield from ask(Rollback(unit))
@@ -71,14 +71,14 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
 
 
 def claim_of_waiter(store: Store, claim: Claim) -> Claim:
-    """The claim that a waiter repeats: a quota's place that was taken before a unit began is not taken again."""
+    """Return the claim that a waiter repeats, without a quota whose place was already taken before the unit began."""
     if claim.quota is None or claim.terms.effects != Effects.ATOMIC or not store.capabilities.settles_by_proof:
         return claim
     return claim._replace(quota=None)
 
 
 def read_settled(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
-    """A settled record's verdict on a claim that found its key locked, maybe by another replay; else ``running``."""
+    """Return a settled record's verdict on a claim that found its key locked, maybe by a replay; else ``running``."""
     seen, _ = yield from look_once(store, claim, under)
     return running if seen is None else seen
 
@@ -155,7 +155,7 @@ def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: Se
         yield from ask(Rollback(unit))
         raise (yield from note_early_commit(store, grant))
     if not isinstance(reply, Settled):
-        yield from ask(Rollback(unit))  # a settle that does not stand must never be followed by a commit
+        yield from ask(Rollback(unit))  # never commit after a settle that did not hold
         return reply
     try:
         yield from ask(Commit(unit))
@@ -165,15 +165,15 @@ def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: Se
 
 
 def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlement) -> Flow[Settling]:
-    """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
+    """Settle and COMMIT in one round trip; the server rolls back if the settle cannot prove the claim to be its own."""
     try:
         stands = yield from ask(SettleWithin(unit, store.settle_within(settlement)))
-    except NotReplicated:  # it can be seen here, which proves nothing of the standby
+    except NotReplicated:  # the commit is visible here, which proves nothing about the standby
         raise
     except StoreTimeout:
         try:
             yield from _confirm_commit(store, grant)
-        except StoreUnavailable:  # invisible, but a server may be at it still: a retry meets its lock, or its answer
+        except StoreUnavailable:  # invisible, but the server may still commit: a retry meets its lock, or its answer
             raise StoreTimeout(
                 "the database did not answer the commit, so its outcome is not known yet; retry with the same key"
             ) from None
@@ -191,7 +191,7 @@ def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: S
 
 
 def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
-    """A commit that was not answered is no failure: not known yet. The record, seen from outside, is the evidence."""
+    """Read the record from outside after an unanswered commit, which is not a failure but unknown."""
     try:
         [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
     except StoreError:  # "unavailable" would say that nothing was done
@@ -201,7 +201,7 @@ def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
 
 
 def settle_inside(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlement) -> Flow[Settling | None]:
-    """Settle in the unit's transaction; None where the claim was committed early, by whomever."""
+    """Settle in the unit's transaction; None if anything has committed the claim early."""
     if store.capabilities.settles_by_proof:
         if (yield from ask(SettleWithin(unit, store.settle_within(settlement)))):
             return Settled()
@@ -214,7 +214,7 @@ def settle_inside(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlem
 
 
 def is_visible(store: Store, grant: Grant) -> Flow[bool]:
-    """Whether this grant can be seen from outside its transaction: then it was committed early."""
+    """Return whether this grant is visible outside its transaction, and so was committed early."""
     [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
     return row is not None and row.nonce == grant.nonce
 
@@ -222,7 +222,7 @@ def is_visible(store: Store, grant: Grant) -> Flow[bool]:
 def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
     """Make a record that was committed without its answer UNKNOWN; returns the error to raise."""
     doubtful = make_settlement(grant, Unprovable(COMMITTED_EARLY))
-    with suppress(StoreError):  # where it cannot be written now, the record reads UNKNOWN when its lease is over
+    with suppress(StoreError):  # if this write fails, the record reads UNKNOWN when its lease is over
         yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
     return EarlyCommit(
         "the transaction of an ATOMIC command was committed before Semel settled it; its outcome is UNKNOWN now. "
@@ -231,12 +231,12 @@ def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
 
 
 def has_left_writes(unit: AnyUnit) -> bool:
-    """Whether the server said of the unit's ROLLBACK that some of the writes remain. Only MariaDB's has such tables."""
+    """Return whether the server warned at ROLLBACK that some writes remain. Only MariaDB has such tables."""
     return bool(getattr(unit, "left_writes", False))
 
 
 def note_left_writes(store: Store, claim: Claim, under: Under | None) -> Flow[EarlyCommit]:
-    """Record a command that could not be rolled back as UNKNOWN: the claim was, and its key would be free."""
+    """Record a command that was not fully rolled back as UNKNOWN: its claim was, so its key would be free."""
     with suppress(StoreError):
         yield from ask(Perform("refuse", lambda: refuse(store, claim, Unprovable(NOT_ROLLED_BACK), under)))
     return EarlyCommit(
@@ -254,11 +254,11 @@ def refuse(
 ) -> Flow[Verdict | Settled]:
     """Store a definite refusal whose business writes were rolled back, or a doubt: claim and settle in one commit.
 
-    If another answer is there by then, that verdict is returned and nothing is written. ``settlement``: the holder's,
-    whose answer is the refusal's as it is to be stored.
+    If there is another answer by then, return that verdict and write nothing. ``settlement`` is the holder's, with the
+    refusal's answer in its stored form.
     """
     yield from store.commit_together()
-    if claim.quota is not None:  # it has run: what became of it is stored and counted, whatever others took meanwhile
+    if claim.quota is not None:  # it has run: store and count its outcome, even if the quota is used up
         claim = claim._replace(quota=claim.quota._replace(new_keys=None))
     verdict = yield from store.claim_in_unit(claim)
     while (again := recast(claim, verdict, under)) is not None:

@@ -1,7 +1,7 @@
-"""Calls of the application's code inside a transaction of Semel's, for which that code is given a connection.
+"""Calls of the application's code inside one of Semel's transactions, whose connection the code gets.
 
 An ORM with a connection of its own commits apart from that transaction. The integration of such an ORM registers a
-watch, which is entered around each call, and may refuse what the ORM writes meanwhile.
+watch, which is entered around each call and may refuse the ORM's writes meanwhile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _watches: Final[list[Watch]] = []
 
 
 def watch(enter: Watch) -> None:
-    """Have ``enter`` called for each call of the application's code; its context is around the call."""
+    """Register ``enter``, whose context is entered around each call of the application's code."""
     _watches[:] = [enter]
 
 
 def in_own_transaction(
     backend: Backend, name: str, connection: object, instead: str = _FIND
 ) -> AbstractContextManager[None]:
-    """The context for one call. ``connection`` is what the code is given, or its unit; None: it has no transaction."""
+    """Return the context for one call. ``connection`` is the code's connection or unit; None: it has no transaction."""
     if connection is None or not _watches:
         return _NOTHING
     return _watches[0](OwnTransaction(backend, name, instead))

@@ -1,7 +1,7 @@
-"""Joining the user's own transaction: the record is written in it, and the user commits.
+"""Joins to the user's own transaction: the record is written in it, and the user commits.
 
 The block claims when it is entered and settles when it is left; the commit that follows is the user's,
-and makes both final. An exception inside the block settles nothing: roll back, and the key is as it was.
+and makes both final. An exception inside the block settles nothing: roll back, and the key is unchanged.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ P = TypeVar("P", SyncPerformer, AsyncPerformer)
 
 
 class _Block(Generic[P]):
-    """The shared part of both forms. ``replayed`` says whether ``answer`` is the first one, to be given again.
+    """The shared part of both forms. ``replayed`` tells whether ``answer`` is the first one, which you return again.
 
-    Where it is not, the handler's writes go on the joined connection, and ``answer`` is set to what
-    shall be replayed (an empty answer if it never is).
+    Otherwise write on the joined connection, and set ``answer`` to the one to replay (it is empty if you
+    never set it).
     """
 
     _performer: P
@@ -54,7 +54,7 @@ class _Block(Generic[P]):
         self.replayed = False
         self.answer = Answer(None, (), b"")
         self.operation_id = ""
-        self.verdict: Verdict | None = None  # why it was not entered, where that is a verdict
+        self.verdict: Verdict | None = None  # the verdict for which the block was not entered, if any
         self._claim: Claim | None = None
 
     def _attempt(self) -> Claim:
@@ -67,7 +67,7 @@ class _Block(Generic[P]):
 
     def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
         store, command = self._backend.store, self._command
-        if command.refusal is not None:  # today's limit says nothing about a command that was accepted before
+        if command.refusal is not None:  # today's limit does not apply to a command that was accepted before
             seen = yield from look_before_refusing(store, claim, command.under, command.refusal)
             if seen is not None:
                 return seen
@@ -83,7 +83,7 @@ class _Block(Generic[P]):
         return verdict
 
     def _meet(self, claim: Claim, verdict: Verdict) -> None:
-        """Take the verdict: if the block is not granted, keep the answer that was given before."""
+        """Take the verdict: if the block is not granted, keep the first answer."""
         if isinstance(verdict, Proceed):
             return
         self._core.tell_verdict(claim, verdict)
@@ -92,7 +92,7 @@ class _Block(Generic[P]):
         self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
 
     def _forget(self, claim: Claim) -> None:
-        """The block was not entered: nothing of it is left here, and the user rolls back."""
+        """Remove all traces of a block that was not entered; the user rolls back."""
         self._core.units.pop(claim.nonce, None)
         self._core.live.pop(claim.nonce, None)
         self.permit = None
@@ -184,13 +184,13 @@ class Atomic(_Block[SyncPerformer]):
     def refuse(self, answer: Answer) -> Verdict | None:
         """After the user's rollback: store a definite refusal in a commit of its own.
 
-        Returns the verdict that holds instead, where another attempt was quicker. Raises StoreError.
+        Returns the verdict that holds instead, if another attempt was quicker. Raises StoreError.
         """
         claim, store = self._claim, self._backend.store
         assert claim is not None
         assert self.permit is not None
         refusal = Refused(answer)
-        settlement = self._core.make_settlement(self.permit, refusal)  # once: what is sealed is never the same twice
+        settlement = self._core.make_settlement(self.permit, refusal)  # once: sealing never repeats its bytes
         try:
             met = self._performer.store_call(
                 "refuse", lambda: refuse(store_for(store, claim), claim, refusal, self._command.under, settlement)
@@ -200,7 +200,7 @@ class Atomic(_Block[SyncPerformer]):
         return None if isinstance(met, Settled) else give(self._core, self._command, met)
 
     def __del__(self) -> None:
-        # An exception from outside came between the block and its end: the transaction is the user's to roll back.
+        # An exception from outside came between the block and its end: the user must roll back the transaction.
         self._end()
 
 

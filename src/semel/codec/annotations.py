@@ -1,4 +1,4 @@
-"""Turn an annotation into the shape of its values; refuse types without a safe form before anything runs."""
+"""Shapes from annotations; types without a safe form are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ REMEDY: Final = (
 
 
 class Shapes:
-    """Finds shapes. ``codecs`` are those of classes that Semel knows no form for."""
+    """Finds shapes. ``codecs`` are for classes that Semel has no form for."""
 
     def __init__(self, codecs: tuple[Codec, ...] = ()) -> None:
         self.codecs: Mapping[type, Codec] = {codec.kind: codec for codec in codecs}
         self._known: dict[Any, Shape] = {}
 
     def of(self, annotation: Any, where: str) -> Shape:
-        """The shape of the annotation at ``where``.
+        """Return the shape of the annotation at ``where``.
 
-        Raises ConfigurationError, naming what cannot be kept and the remedy.
+        Raises ConfigurationError, naming the type that cannot be stored and the remedy.
         """
         annotation = _plain_annotation(annotation)
         if annotation in _UNDECLARED or isinstance(annotation, typing.TypeVar):
@@ -59,7 +59,7 @@ class Shapes:
             )
         try:
             known = self._known.get(annotation)
-        except TypeError:  # a Literal of something unhashable
+        except TypeError:  # a Literal of an unhashable value
             raise _no_form(where, annotation) from None
         return known if known is not None else self._new(annotation, where)
 
@@ -121,20 +121,20 @@ class Shapes:
             shape = MembersShape(kind_name(kind))
         else:
             raise _no_form(where, annotation)
-        self._known[annotation] = shape  # before its fields: they may name it again
+        self._known[annotation] = shape  # before its fields, which may refer to it again
         try:
             hints = _field_types(kind, args, where)
             if isinstance(shape, MembersShape):
                 shape.required = _required_members(kind)
             shape.fields = {name: self.of(hints.get(name, Any), f"{where}: {shape.name}.{name}") for name in names}
         except ConfigurationError:
-            self._known.clear()  # others may hold this one, which has no fields
+            self._known.clear()  # other shapes may hold this one, which has no fields
             raise
         return shape
 
 
 def _is_computed(kind: Any, each: dataclasses.Field[Any]) -> bool:
-    """Whether a field is a method of its class, such as a GraphQL type's resolver: it has no value."""
+    """Return whether a field is a method of its class, such as a GraphQL type's resolver, and so has no value."""
     return not each.init and inspect.isroutine(getattr(kind, each.name, None))
 
 
@@ -142,7 +142,7 @@ _UNDECLARED: Final = (Any, object, inspect.Parameter.empty)
 
 
 def _plain_annotation(annotation: Any) -> Any:
-    """The annotation without Annotated, NewType, type aliases, Final and ClassVar."""
+    """Strip Annotated, NewType, type aliases, Final and ClassVar from an annotation."""
     while True:
         if typing.get_origin(annotation) in (typing.Annotated, typing.Final):
             annotation = typing.get_args(annotation)[0]
@@ -171,7 +171,7 @@ def _field_types(kind: Any, args: tuple[Any, ...], where: str) -> dict[str, Any]
 
 
 def _required_members(kind: Any) -> frozenset[str]:
-    """The members that a TypedDict must have; its own list overlooks NotRequired in annotations that are texts."""
+    """Return the required members of a TypedDict; its own list overlooks NotRequired in string annotations."""
     said = {name: typing.get_origin(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
     own: frozenset[str] = kind.__required_keys__
     return frozenset(

@@ -1,8 +1,8 @@
-"""Encode values without a declared type as self-describing JSON.
+"""Self-describing JSON for values without a declared type.
 
 JSON's own values are written as they are. Tuples, sets, mappings with other keys and the types of ``scalars`` are
 written as an object with one member, whose name is a dollar sign and the type: ``{"$decimal": "1.10"}``. Classes
-are refused: which class a stored text becomes is never the store's to say.
+are refused: the content of a store must never decide which class is made.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SPECIAL_FLOATS: Final = frozenset({"nan", "inf", "-inf"})
 
 
 def dumps(form: Any) -> bytes:
-    """A form as bytes. Raises ValueError for lone surrogates and numbers that Python does not write out."""
+    """Write a form as bytes. Raises ValueError for lone surrogates and numbers that Python does not write out."""
     return json.dumps(form, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def to_plain(value: Any, where: str, depth: int = 0) -> Any:
-    """The form of a value by its own type. Raises Unserialisable, naming where it is and the remedy."""
+    """Return the form of a value by its own type. Raises Unserialisable, naming its place and the remedy."""
     if depth > DEPTH_MAX:
         raise Unserialisable(where, f"is nested deeper than {DEPTH_MAX} levels", "return a flatter value")
     kind = type(value)
@@ -64,7 +64,7 @@ def _mapping(value: dict[Any, Any], where: str, depth: int) -> Any:
 
 
 def from_plain(form: Any) -> Any:
-    """The value of a form. Raises Mismatch where it is none."""
+    """Return the value of a form. Raises Mismatch if it is not a form."""
     if type(form) is list:
         return [from_plain(item) for item in form]
     if type(form) is not dict:
@@ -85,7 +85,7 @@ def _read_tagged(tag: str, inner: Any) -> Any:
     if tag in _CONTAINERS and type(inner) is list:
         try:
             return _CONTAINERS[tag](inner)
-        except (TypeError, ValueError):  # what no set and no key can hold, or no pair
+        except (TypeError, ValueError):  # an item that no set or key can hold, or no pair
             raise Mismatch(f"not a {tag}") from None
     raise Mismatch(f"there is no tag ${tag}")
 
@@ -99,5 +99,5 @@ _CONTAINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
 
 
 def in_order(forms: Any) -> list[Any]:
-    """Forms in an order that depends on nothing but themselves: the same set is always written the same way."""
+    """Sort forms by their content alone, so that the same set is always written the same way."""
     return sorted(forms, key=lambda form: json.dumps(form, sort_keys=True))

@@ -1,6 +1,6 @@
-"""Encode a function's result or declared exception as JSON, and restore it.
+"""The stored JSON of a function's result or declared exception.
 
-The first caller gets what went through the store's form, so that it is exactly what every replay gets.
+The first caller's value also goes through the stored form, so that it equals what every replay gets.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _NEVER_REPLAYED: Final = "a refusal needs its own type: declare specific excepti
 
 
 class KeptResult(NamedTuple):
-    """An answer, and the value that its caller gets."""
+    """A stored answer, and the value that its caller gets."""
 
     answer: Answer
     value: Any
 
 
 def keep_result(value: Any, shape: Shape) -> KeptResult:
-    """The answer that keeps a result. Raises Unserialisable, naming the part that cannot be kept and the remedy."""
+    """Encode a result as an answer. Raises Unserialisable, naming the part that cannot be stored and the remedy."""
     body, again = _round_trip(value, lambda each: shape.encode(each, "the result"), shape.decode)
     return KeptResult(Answer(None, (_JSON, (HEADER, RETURNED)), body), again)
 
 
 def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptResult:
-    """The answer that keeps a declared exception: its type, its args and its attributes. Raises Unserialisable."""
+    """Encode a declared exception as an answer: its type, its args and its attributes. Raises Unserialisable."""
     name = type(error).__qualname__
     if _type_of(name, declared) is not type(error):
         raise Unserialisable(f"the exception {name}", "shares its name with another declared one", "rename one of them")
@@ -49,7 +49,7 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptR
 
 
 def restore_result(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:
-    """The result that an answer keeps. Raises the exception that it keeps instead, or Mismatch."""
+    """Restore the result from an answer. Raises the exception that the answer holds instead, or Mismatch."""
     raised = (HEADER, RAISED) in answer.headers
     try:
         form = json.loads(answer.body)
@@ -87,7 +87,7 @@ _OTHER: Final = "let its class take its own fields as they are, or give a Codec"
 def check_replays(
     replays: object, nothing_happened: tuple[type[BaseException], ...] = ()
 ) -> tuple[type[Exception], ...]:
-    """The exception types whose replay is declared. Raises ConfigurationError."""
+    """Check the exception types that are declared to be replayed. Raises ConfigurationError."""
     if not isinstance(replays, tuple):
         raise ConfigurationError(
             f"replays= takes a tuple of exception types, such as (CardDeclined,); it is {replays!r}"
@@ -105,7 +105,7 @@ def check_replays(
 
 
 def _types(declared: tuple[type[Exception], ...]) -> Iterator[type[Exception]]:
-    """The declared types, and the subclasses that this process knows."""
+    """Return the declared types, and the subclasses that this process knows."""
     for kind in declared:
         yield kind
         yield from _types(tuple(type.__subclasses__(kind)))
@@ -117,7 +117,7 @@ def _type_of(name: Any, declared: tuple[type[Exception], ...]) -> type[Exception
 
 
 def _arguments(error: Exception) -> tuple[Any, ...]:
-    """The arguments of an exception. An OSError's args lack its file names; its copy protocol has them."""
+    """Return the arguments of an exception. An OSError's args lack its file names; its copy protocol has them."""
     own = isinstance(type(error).__reduce__, types.MethodDescriptorType)
     return tuple(error.__reduce__()[1]) if own else error.args
 
@@ -132,7 +132,7 @@ def _error_form(error: Exception) -> Any:
 
 
 def _members(error: Exception) -> Iterator[str]:
-    """The state of an exception besides args and attributes: slots, and members of some of Python's own types."""
+    """Return an exception's state besides args and attributes: slots, and members of some of Python's own types."""
     for kind in type(error).__mro__:
         if kind not in (BaseException, object):
             for name, member in vars(kind).items():
@@ -148,7 +148,7 @@ def _error(form: Any, declared: tuple[type[Exception], ...]) -> Exception:
             raise Mismatch("no exception")
     if kind is None:
         raise Mismatch(f"the exception {name} is not declared in replays= any more")
-    # Without __init__, whose parameters need not be the args: __new__ sets those, and the attributes are the rest.
+    # Without __init__, whose parameters may differ from the args: __new__ sets the args, and the rest are attributes.
     values = tuple(from_plain(each) for each in args)
     try:
         error = kind.__new__(kind, *values)

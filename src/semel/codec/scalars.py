@@ -1,7 +1,7 @@
-"""Values that JSON has no form for, as texts: exact, readable, and read back as the same type.
+"""Text forms of values that JSON has no form for: exact, readable, and read back as the same type.
 
-What a text cannot carry is refused: a time zone whose offset depends on the date and that has no name, a subclass that
-would come back as its base. A zone of one offset, of whatever class (dateutil's, pydantic's), comes back as a
+Values that a text cannot carry are refused: a nameless time zone whose offset depends on the date, a subclass that
+would come back as its base. A zone of one offset, of any class (dateutil's, pydantic's), comes back as a
 ``datetime.timezone``: the values are equal.
 """
 
@@ -23,7 +23,7 @@ _SUBSECOND_OFFSET: Final = re.compile(r"([+-])00:00:00\.(\d{6})\Z")
 
 
 class Unserialisable(Exception):
-    """A value has no exact form. ``where`` it is (``result.lines[0].sku``), ``why`` it has none, and the ``remedy``."""
+    """A value that has no exact form: ``where`` it is (``result.lines[0].sku``), ``why``, and the ``remedy``."""
 
     def __init__(self, where: str, why: str, remedy: str = "") -> None:
         super().__init__(where, why, remedy)
@@ -41,14 +41,14 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One such type: ``text`` of a value (raises ValueError where it has none), and the value of a text."""
+    """One such type: ``text`` makes a value's text (raises ValueError if it has none); :meth:`read` reads it back."""
 
     tag: str
     text: Callable[[Any], str]
     parse: Callable[[str], Any]
 
     def read(self, form: object) -> Any:
-        """The value of a stored text. Raises Mismatch."""
+        """Read the value of a stored text. Raises Mismatch."""
         if type(form) is not str:
             raise Mismatch(f"a text of a {self.tag} was expected")
         try:
@@ -78,14 +78,14 @@ def _moment(text: str) -> datetime:
         return value.replace(tzinfo=_zone(value.tzinfo, plain))
     offset = value.utcoffset()
     zoned = value.replace(tzinfo=ZoneInfo(key.removesuffix("]")))
-    for known in (zoned, zoned.replace(fold=1)):  # the offset says which of two equal wall-clock times it is
+    for known in (zoned, zoned.replace(fold=1)):  # the offset distinguishes two equal wall-clock times
         if known.utcoffset() == offset:
             return known
-    return value.astimezone(zoned.tzinfo)  # the zone's rules were changed meanwhile: the instant stays
+    return value.astimezone(zoned.tzinfo)  # the zone's rules have changed since: keep the instant
 
 
 def _zone(found: tzinfo | None, text: str) -> tzinfo | None:
-    """The zone of a parsed text: CPython's ``fromisoformat`` reads an offset of less than a second as UTC."""
+    """Return the zone of a parsed text, because CPython's ``fromisoformat`` reads an offset below a second as UTC."""
     offset = _SUBSECOND_OFFSET.search(text)
     if offset is None:
         return found
@@ -126,7 +126,7 @@ BY_TAG: Final[Mapping[str, Scalar]] = {scalar.tag: scalar for scalar in SCALARS.
 
 
 def scalar_text(value: object, where: str) -> str | None:
-    """The text of a value of exactly one of these types; None of any other. Raises Unserialisable."""
+    """Return the text of a value of exactly one of these types; None for any other. Raises Unserialisable."""
     scalar = SCALARS.get(type(value))
     if scalar is None:
         return None
@@ -137,5 +137,5 @@ def scalar_text(value: object, where: str) -> str | None:
 
 
 def kind_name(kind: type) -> str:
-    """A type's name for people."""
+    """Return a type's name for people."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,6 +1,6 @@
-"""Encode and decode declared types as JSON, strictly both ways: a value reads back as it was written.
+"""The JSON forms of declared types, strict in both directions: a value reads back as it was written.
 
-A shape takes exactly its type, no subclass: one would come back as its base. ``semel.codec.structures`` has the
+A shape accepts exactly its type: a subclass would come back as its base. ``semel.codec.structures`` has the
 shapes of classes with fields, ``semel.codec.annotations`` finds the shape of an annotation.
 """
 
@@ -31,7 +31,7 @@ class Shape(Protocol):
 
 
 def wrong(where: str, value: object, name: str) -> Unserialisable:
-    """The error for a value that does not match its annotation."""
+    """Return the error for a value that does not match its annotation."""
     return Unserialisable(
         where, f"is {with_article(kind_name(type(value)))}, declared as {name}", "return exactly the annotated type"
     )
@@ -39,7 +39,7 @@ def wrong(where: str, value: object, name: str) -> Unserialisable:
 
 @dataclass(frozen=True, slots=True)
 class Itself:
-    """None, bool, int and str: JSON's own."""
+    """None, bool, int and str, which JSON has itself."""
 
     kind: type
 
@@ -60,7 +60,7 @@ class Itself:
 
 @dataclass(frozen=True, slots=True)
 class Floating:
-    """float; an int is one too, and stays an int."""
+    """A float; an int is allowed too, and stays an int."""
 
     name: str = "float"
 
@@ -169,7 +169,7 @@ class Several:
             raise Mismatch(f"a list of {self.item.name} was expected")
         try:
             return self.kind(self.item.decode(item) for item in form)
-        except TypeError:  # what no set can hold
+        except TypeError:  # an item that no set can hold
             raise Mismatch(f"not a {self.name}") from None
 
 
@@ -197,7 +197,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A dict: a JSON object where the keys are texts, pairs otherwise."""
+    """A dict: a JSON object if the keys are texts, pairs otherwise."""
 
     key: Shape
     item: Shape
@@ -221,7 +221,7 @@ class Mapped:
             raise Mismatch(f"{self.name} was expected")
         try:
             return {self.key.decode(key): self.item.decode(item) for key, item in pairs}
-        except (TypeError, ValueError):  # no pairs, or a key that cannot be one
+        except (TypeError, ValueError):  # not pairs, or an unhashable key
             raise Mismatch(f"not a {self.name}") from None
 
     @property
@@ -262,7 +262,7 @@ class Either:
             try:
                 return {name: shape.encode(value, where)}
             except Unserialisable as error:
-                if error.where != where:  # it is of this type, and something inside it is not
+                if error.where != where:  # the value has this type, but something inside it does not fit
                     inside = error
         raise inside or wrong(where, value, self.name)
 
@@ -277,7 +277,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """No declared type: see ``semel.codec.plain``."""
+    """A value without a declared type: see ``semel.codec.plain``."""
 
     name: str = "Any"
 
@@ -290,10 +290,10 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Encodes a class of your own that Semel has no form for.
+    """Your encoding of a class that Semel has no form for.
 
-    Parameters: ``kind``, exactly that class; ``encode`` makes of a value JSON values, tuples, sets, bytes, Decimal,
-    UUID, dates or times; ``decode`` makes the value again. It serves results and, for fingerprints, arguments.
+    Parameters: ``kind``, exactly that class; ``encode`` turns a value into JSON values, tuples, sets, bytes, Decimal,
+    UUID, dates or times; ``decode`` restores the value. It serves results and, for fingerprints, arguments.
 
     >>> from fractions import Fraction
     >>> Codec(Fraction, encode=str, decode=Fraction).name

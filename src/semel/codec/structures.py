@@ -1,7 +1,7 @@
-"""Classes with fields as JSON: dataclasses, named tuples, typed dictionaries, pydantic models, msgspec Structs.
+"""JSON forms of classes with fields: dataclasses, named tuples, typed dictionaries, pydantic models, msgspec Structs.
 
-Only a class that an annotation names is ever made, through its own constructor or validation. pydantic and msgspec are
-not imported here: an application that returns one of theirs has done so.
+Decoding only makes classes that an annotation names, through their own constructor or validation. This file does not
+import pydantic and msgspec: an application that returns one of their types has done so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fields: TypeAlias = Mapping[str, Shape]
 
 @dataclass(slots=True)
 class RecordShape:
-    """A dataclass or a named tuple: an object with its fields. They are set later, so that a class may name itself."""
+    """A dataclass or a named tuple: an object with its fields. They are set later, so a class may refer to itself."""
 
     kind: type
     made_of: Callable[[Any, Mapping[str, Any]], Any]
@@ -53,14 +53,14 @@ class RecordShape:
 
 
 def decode_fields(name: str, fields: Fields, form: Any, required: Any) -> dict[str, Any]:
-    """The values of an object's members. Raises Mismatch where some are missing or too many."""
+    """Decode the values of an object's members. Raises Mismatch if some are missing or too many."""
     if type(form) is not dict or not (set(required) <= set(form) <= set(fields)):
         raise Mismatch(f"the fields of {name} were expected")
     return {key: fields[key].decode(inner) for key, inner in form.items()}
 
 
 def make_dataclass(kind: Any, values: Mapping[str, Any]) -> Any:
-    """An instance with these fields, also those that its constructor does not take."""
+    """Make an instance with these fields, including those that its constructor does not take."""
     takes = {each.name for each in dataclasses.fields(kind) if each.init}
     made = kind(**{name: value for name, value in values.items() if name in takes})
     for name in values.keys() - takes:
@@ -69,7 +69,7 @@ def make_dataclass(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def make_tuple(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A named tuple of these fields."""
+    """Make a named tuple of these fields."""
     return kind(**values)
 
 
@@ -118,9 +118,7 @@ class PydanticModel:
 
     def decode(self, form: Any) -> Any:
         try:
-            return self.kind.model_validate_json(
-                dumps(form)
-            )  # as JSON: strict models take no texts for dates otherwise
+            return self.kind.model_validate_json(dumps(form))  # as JSON: strict models otherwise refuse texts for dates
         except ValueError as error:
             raise Mismatch(f"pydantic refuses it as {self.name}") from error
 
@@ -160,7 +158,7 @@ _LOSES = "make it store all its fields in JSON, with their types"
 
 
 def model_of(kind: type) -> Shape | None:
-    """The shape of a pydantic model or a msgspec Struct; None of any other class."""
+    """Return the shape of a pydantic model or a msgspec Struct; None for any other class."""
     pydantic: Any = sys.modules.get("pydantic")
     if pydantic is not None and issubclass(kind, pydantic.BaseModel):
         return PydanticModel(kind)
@@ -171,7 +169,7 @@ def model_of(kind: type) -> Shape | None:
 
 
 class FieldDefault(NamedTuple):
-    """A field of a class: its ``name``, its name in JSON, and a function that makes its default; None without one."""
+    """A field of a class: its ``name``, its name in JSON, and a function that makes its default (None: no default)."""
 
     name: str
     member: str
@@ -179,9 +177,9 @@ class FieldDefault(NamedTuple):
 
 
 def defaults_of(kind: Any) -> tuple[FieldDefault, ...]:
-    """The fields of a dataclass, a named tuple, a pydantic model or a msgspec Struct, in their order.
+    """Return the fields of a dataclass, a named tuple, a pydantic model or a msgspec Struct, in order.
 
-    None of any other class, such as a row of SQLAlchemy, which has the names of its fields in each instance.
+    None for any other class, such as a row of SQLAlchemy, whose instances have the names of the fields.
     """
     if hasattr(kind, "__dataclass_fields__"):
         missing = dataclasses.MISSING

@@ -44,16 +44,16 @@ from semel.operations.tracking import settling
 
 Under = Callable[[str], bytes | tuple[bytes, ...] | None]
 IN_OTHER_TERMS = (Unreadable, KeyReused)
-"""Verdicts that may mean the same request, recorded otherwise."""
+"""Verdicts on a record that may be of the same request, under another recipe or spelling."""
 LOOK_SECONDS_MIN = 0.001
 _SUCCEEDED = State.SUCCEEDED
 _new: Any = tuple.__new__  # every command pays for one
-_NO_MORE = tuple(Settlement._field_defaults.values())[2:]  # behind the answer and its kind
+_NO_MORE = tuple(Settlement._field_defaults.values())[2:]  # defaults of the fields after the answer and its kind
 _NONE, _KEPT, _NOT_KEPT = AnswerKind.NONE, AnswerKind.KEPT, AnswerKind.NOT_KEPT
 
 
 def claim_recast(store: Store, claim: Claim, verdict: Verdict, under: Under | None) -> Flow[Verdict]:
-    """Claim again in the terms of the record that a claim met, where it met one in other terms."""
+    """Claim again under the recipe and fingerprint of the record that the claim met, where they differ from its own."""
     while (again := recast(claim, verdict, under)) is not None:
         [verdict] = yield from ask(PerformOne("claim", store.claim, again))
         claim = again
@@ -61,10 +61,10 @@ def claim_recast(store: Store, claim: Claim, verdict: Verdict, under: Under | No
 
 
 def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim | None:
-    """The same claim in the terms of the record it met; None where there is no need or no way.
+    """Return the claim in the terms of the record that it met, or None if it need not or cannot be recast.
 
-    Those are the recipe that the record was made under, and then each spelling of the same request that is recorded
-    otherwise under one recipe. Asked again and again, it gives each of them once.
+    The terms are the record's recipe, and each spelling of the request that has its own fingerprint under that recipe.
+    Repeated calls return each of them once.
     """
     if under is None:
         return None
@@ -77,7 +77,7 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
     found = None if recipe is None else under(recipe)
     if recipe is None or found is None:
         return None
-    # Two spellings may be equal: each is asked once, or the loop would never end.
+    # Two spellings may be equal: try each once, or the loop would never end.
     fingerprints = tuple(dict.fromkeys(found)) if isinstance(found, tuple) else (found,)
     if recipe == claim.recipe and claim.fingerprint in fingerprints:
         fingerprints = fingerprints[fingerprints.index(claim.fingerprint) + 1 :]
@@ -85,7 +85,7 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
 
 
 def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Verdict | None, Claim]]:
-    """A look before or after a claim, with the claim in the terms of the record that it met."""
+    """Look at the record without writing; return what was seen, and the claim in that record's terms."""
     [seen] = yield from ask(PerformOne("look", store.look, claim))
     while (again := recast(claim, seen, under)) is not None:
         [seen] = yield from ask(PerformOne("look", store.look, again))
@@ -98,8 +98,8 @@ def look_before_refusing(
 ) -> Flow[Verdict | None]:
     """Return the verdict on a command whose request breaks a limit of new commands, if its key is on record.
 
-    A limit of today does not refuse a retry that an earlier one accepted. None means that the command goes on as any
-    other does.
+    Today's limit does not refuse a retry of a command that an earlier limit accepted. None means that the command goes
+    on as any other does.
 
     Raises the refusal where nothing is on record, or where the command would have to run and is too large for that.
     """
@@ -111,14 +111,14 @@ def look_before_refusing(
         return None
     seen, _ = yield from look_once(store, claim, under)
     if is_old and (type(seen) is InProgress or (seen is None and row.state not in ANSWERED_STATES)):
-        return None  # waits, or runs again what had no effect; what was answered and is forgotten by now does not
+        return None  # waits, or reruns a command without an effect; one whose answer has expired is refused
     if seen is None:
         raise refusal
     return seen
 
 
 def look_instead(store: Store, claim: Claim, under: Under | None, refusal: StoreReadOnly) -> Flow[Verdict]:
-    """What a claim met on a server that takes no writes: replays and mismatches need none.
+    """Return the verdict on a claim while the server is read-only: replays and mismatches need no write.
 
     Raises the refusal where the command would have to run.
     """
@@ -129,10 +129,10 @@ def look_instead(store: Store, claim: Claim, under: Under | None, refusal: Store
 
 
 def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flow[Verdict]:
-    """What holds instead of a settlement that was refused.
+    """Read the current verdict on a record whose settlement was refused.
 
     Raises:
-        StoreTimeout: the store could not say: not known yet.
+        StoreTimeout: the store did not answer; the outcome is not known yet.
     """
     try:
         seen, _ = yield from look_once(store, claim, under)
@@ -144,8 +144,8 @@ def reread(store: Store, claim: Claim, grant: Grant, under: Under | None) -> Flo
 def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdict]:
     """Wait for a running command, within ``seconds``: woken at once in-process, otherwise polling with jitter.
 
-    Each look is a claim of its own, so that the waiter who looks notices a lapsed lease and takes over. Of the waiters
-    of one process for one record one looks; the others look once it has found an answer.
+    Each look is a claim of its own, so that the waiter notices a lapsed lease and takes over. One waiter of a process
+    polls a record; the others look once it has found an answer.
     """
     verdict: Verdict = first
     ends = (yield from ask(Elapsed())) + seconds
@@ -165,10 +165,10 @@ def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdi
 
 
 def settle_until_confirmed(store: Store, settlement: Settlement, seconds: float) -> Flow[Settling]:
-    """Settle; where the store fails, again with the same fence and nonce until it answers.
+    """Settle; if the store fails, retry with the same fence and nonce until it answers.
 
     Raises:
-        StoreTimeout: it did not confirm within ``seconds``: not known yet.
+        StoreTimeout: the store did not confirm within ``seconds``; the outcome is not known yet.
     """
     ends = (yield from ask(Elapsed())) + seconds
     tried = 0
@@ -186,7 +186,7 @@ def settle_until_confirmed(store: Store, settlement: Settlement, seconds: float)
 
 
 def make_success(id: bytes, fence: int, nonce: bytes, answer: Answer) -> Settlement:
-    """The settlement of a command that succeeded with this answer, and of which there is no more to say."""
+    """Return the settlement of a command that succeeded with this answer and has nothing else to record."""
     return _new(Settlement, (id, fence, nonce, _SUCCEEDED, answer, _KEPT, *_NO_MORE))  # type: ignore[no-any-return]
 
 
@@ -197,7 +197,7 @@ def make_settlement(
     kept: bool = True,
     resource: tuple[str | None, str | None] = (None, None),
 ) -> Settlement:
-    """The settlement for an outcome. ``kept`` False: the answer went through and was not captured."""
+    """Return the settlement for an outcome. ``kept`` False: the answer was streamed and not captured."""
     if type(outcome) is Succeeded and kept and resource == (None, None):
         return make_success(held.id, held.fence, held.nonce, outcome.answer)
     state, stored, doubt, cause = _settlement_fields(outcome)
@@ -206,7 +206,7 @@ def make_settlement(
 
 
 def _settlement_fields(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
-    """The state, answer, doubt and cause that an outcome is recorded with."""
+    """Return the state, answer, doubt and cause to record for an outcome."""
     match outcome:
         case Succeeded(answer):
             return State.SUCCEEDED, answer, None, None

@@ -47,15 +47,15 @@ class Capabilities:
     holds_features: bool = (
         False  # what features write beside records, in the same commits: operations, steps, items, events, messages
     )
-    blocking_units: bool = False  # on an event loop, too, a unit's connection is a blocking one: no network is between
-    forgets_by_itself: bool = False  # a record's end is the server's own matter, by the server's clock
+    blocking_units: bool = False  # a unit's connection blocks even on an event loop: there is no network
+    forgets_by_itself: bool = False  # the server itself expires records, by its own clock
     balances_attention: bool = False  # a full page of what needs attention has as many UNKNOWN as open records
-    looks_max: int = 2_000  # records that one page of a list may look at, whatever the store's size
+    looks_max: int = 2_000  # records that one page of a list may read, in a store of any size
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One thing that a server's real settings say about what its store can promise.
+    """One observation about a server's actual settings, and how they affect what its store can promise.
 
     Parameters: ``check`` a short name; ``level`` *forgets* where acknowledged records may be gone after a restart or
     when memory is short: an EXTERNAL command would then run twice; *unusable* where nothing can be granted at all;
@@ -86,7 +86,7 @@ class DoctorFinding:
 
     @property
     def is_bad(self) -> bool:
-        """Whether an operator should act."""
+        """Return whether an operator should act."""
         return self.level in ("warning", "problem")
 
 
@@ -106,10 +106,10 @@ class DoctorCheck(NamedTuple):
 
 @runtime_checkable
 class Observable(Protocol):
-    """A store whose promise hangs on settings of its server. Start-up asks it, and so does ``semel doctor``."""
+    """A store whose guarantees depend on its server's settings. Start-up and ``semel doctor`` read them."""
 
     def observe(self) -> Flow[list[Observed]]:
-        """The server's current settings."""
+        """Read the server's current settings."""
 
 
 @runtime_checkable
@@ -117,16 +117,16 @@ class Restorable(Protocol):
     """A store whose server may lose records: it then refuses claims until an operator accepts the loss."""
 
     def restore(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        """As :meth:`Store.migrate`, of a store that has lost records: from now on its claims are granted again."""
+        """As :meth:`Store.migrate`, for a store that has lost records: it grants claims again from now on."""
 
 
 class LooksAtOnce(Protocol):
     """A driver that reads without waiting: an engine on an event loop looks for a kept answer before it claims."""
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
-        """The kept answer of the record of this id, where it is this request's. False: no record has this id.
+        """Return the record's kept answer, if it is this request's. False: no record has this id.
 
-        None: anything else, a sealed answer too. Only a claim can tell what that is.
+        None: anything else, including a sealed answer. Only a claim can tell which.
 
         Raises StoreError and SchemaError as a claim does.
         """
@@ -136,17 +136,17 @@ Known = tuple[bytes, str, bytes]  # a record's id, and the recipe and fingerprin
 
 
 class LooksForKept(Protocol):
-    """A store whose look takes a round trip: an engine looks before it claims where it knows of an answer."""
+    """A store whose look takes a round trip: an engine looks before it claims only if it knows of an answer."""
 
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
-        """The kept answer of each record, where it is this request's. Writes nothing, and takes no lock.
+        """Return each record's kept answer, if it is this request's. Writes nothing, and takes no lock.
 
-        None: anything else, a sealed answer or another store too. Only a claim can tell what that is.
+        None: anything else, including a sealed answer or another store. Only a claim can tell which.
         """
 
 
 class Asked(Protocol):
-    """A request whose fingerprint was made."""
+    """A request with its fingerprint."""
 
     @property
     def recipe(self) -> str: ...
@@ -155,17 +155,17 @@ class Asked(Protocol):
 
 
 class AnswersAtOnce(Protocol):
-    """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
+    """A driver whose store is this process's own memory: an engine on an event loop gets its replies without awaiting.
 
-    Each of them answers one request as the store's verb does. Such a store keeps no events.
+    Each method answers one request as the store's verb does. Such a store keeps no events.
     """
 
     def claim_at_once(
         self, id: bytes, asked: Asked, attempt: Callable[[Any, bytes], Claim]
     ) -> Replay | tuple[Claim, Verdict | int]:
-        """The kept answer of this request; or its claim, and what the claim has met.
+        """Return the kept answer of this request; or its claim, and the verdict on it.
 
-        Of a key that was never seen that is the fence of its first grant.
+        For a key that was never seen, the fence of its first grant takes the verdict's place.
 
         Parameters: ``id`` of the record; ``asked`` the request; ``attempt`` makes a claim of both: a replay needs none.
 
@@ -176,7 +176,7 @@ class AnswersAtOnce(Protocol):
         """Write one settlement, if the record still has its fence and nonce. Raises StoreError as ``settle`` does."""
 
     def succeed_at_once(self, claim: Claim, fence: int, answer: Answer) -> bool:
-        """Settle a command that succeeded, if its record has not been touched since this fence was granted at once.
+        """Settle a command that succeeded, if its record is unchanged since ``claim_at_once`` granted this fence.
 
         Parameters: ``answer`` of what cannot change. False: nothing is written; only the store's ``settle`` can tell.
 
@@ -196,7 +196,7 @@ class Identity:
 
 
 def another_store(store_id: str) -> IdentityMismatch:
-    """The error to raise where another store is in the place of ``store_id``, which this process has opened."""
+    """Return the error for a store that is no longer ``store_id``, which this process has opened."""
     return IdentityMismatch(
         f"another store is in the place of the one that this process has opened ({store_id}): it was emptied or "
         "replaced, and keys that were issued before may run again. Put the former one back; or find out from your own "
@@ -205,9 +205,9 @@ def another_store(store_id: str) -> IdentityMismatch:
 
 
 class Store(Protocol):
-    """The contract. All sequences are answered in their order; one request is a batch of one.
+    """The contract of a store. Replies come in the order of the requests; one request is a batch of one.
 
-    ``migrations`` are the names of all that :meth:`migrate` may run, in their order: none where nothing is kept.
+    ``migrations`` names all that :meth:`migrate` may run, in order: none for a store that keeps nothing.
     """
 
     capabilities: Capabilities
@@ -217,10 +217,10 @@ class Store(Protocol):
         """Decide each attempt and write its grant, atomically per record."""
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
-        """Decide without writing: the verdicts that need nothing written, None for the others."""
+        """Decide without writing: return the verdicts that need no write, and None for the others."""
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
-        """One claim in a transaction that is open already and will be committed with other writes."""
+        """Claim in a transaction that is already open and will commit together with other writes."""
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
         """Take a place of the claim's quota in a separate commit, if the claim would insert; returns the refusal, if
@@ -234,7 +234,7 @@ class Store(Protocol):
         """Write each holder's outcome, if its fence and nonce are still current."""
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        """The one ask that settles inside a unit whose claim is its own, and fails its transaction otherwise.
+        """Return the ask that settles inside a unit whose claim is its own, and fails its transaction otherwise.
 
         Only stores that declare ``settles_by_proof`` are asked for it.
         """
@@ -252,13 +252,13 @@ class Store(Protocol):
         """Release open claims (record id, nonce) whose handler never ran; False where none is there (yet)."""
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        """The records of these ids."""
+        """Read the records with these ids."""
 
     def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        """The records of these operation ids."""
+        """Read the records with these operation ids."""
 
     def find(self, query: Find) -> Flow[Found]:
-        """A page of records for operators, newest first, without bodies."""
+        """Read a page of records for operators, newest first, without bodies."""
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         """Settle an UNKNOWN (or lapsed) record by compare-and-set, and write it to the audit trail."""
@@ -273,28 +273,28 @@ class Store(Protocol):
         """Drop expired answers and forget expired tombstones in one chunk."""
 
     def forget_quotas(self) -> Flow[int]:
-        """Drop the counts of callers of whom no new key counts any more; how many. Of stores that count new keys."""
+        """Drop the counts of callers without new keys that still count; return how many. Only if keys are counted."""
 
     def counts(self) -> Flow[dict[int, int]]:
         """Count the records in each state."""
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
-        """The newest lines of the audit trail, of one record or of all."""
+        """Read the newest lines of the audit trail, of one record or of all."""
 
     def now(self) -> Flow[int]:
-        """The store's time in microseconds since 1970: by no other clock do leases lapse and retentions end."""
+        """Read the store's time in microseconds since 1970: the only clock for leases and retentions."""
 
     def identity(self) -> Flow[Identity | None]:
-        """The identity of this store; None before its first migration."""
+        """Read the identity of this store; None before its first migration."""
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        """Bring the schema up to date; the names of the migrations that ran."""
+        """Bring the schema up to date; return the names of the migrations that ran."""
 
     def missing_additions(self) -> Flow[list[str]]:
-        """The migrations without a version that :meth:`migrate` would run: optional tables, which come later."""
+        """Return the migrations without a version that :meth:`migrate` would run: optional tables, which come later."""
 
     def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
-        """What ``semel doctor`` checks of the store, its server and its disk, beside what ``observe`` tells.
+        """Return the checks of ``semel doctor`` on the store, its server and its disk, besides those of ``observe``.
 
         Parameters: ``full`` reads the whole store, however large it is; ``quick`` leaves out what reads every row.
         """

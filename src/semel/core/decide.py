@@ -1,4 +1,4 @@
-"""The state machine: everything about what an attempt meets lives in this file.
+"""The state machine: all decisions about an attempt are made in this file.
 
 ``situation`` classifies an attempt; ``TABLE`` says, for each situation, the verdict and why; ``LAPSED`` says
 which situation an unfinished record is in, by what it was claimed under and what the operation declares now.
@@ -152,7 +152,7 @@ LAPSED: Final[Mapping[Was, Mapping[DeclaredTerms, Situation]]] = {
     },
     Was.STEPS_NOT_BEGUN: dict.fromkeys(DeclaredTerms, Situation.CLAIMED_LAPSED),
 }
-"""What an attempt meets whose operation is declared otherwise than when the record was claimed.
+"""The situations of an attempt whose operation was declared differently when the record was claimed.
 
 Everything else that a declaration says (lease, deadline, retention, attempts, expiry) is read from the record.
 """
@@ -168,19 +168,19 @@ _WAS: Final = {
     Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
 }
 _KEPT: Final = AnswerKind.KEPT
-_ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # an enumeration is asked by a call
+_ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # ``State(value)`` costs a call
 _kept_columns = itemgetter(*map(Record._fields.index, ("fingerprint", "recipe", "answer_kind", "id", "format")))
 _granted_columns = itemgetter(*map(Record._fields.index, Grant._fields))
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
 def declared_terms(claim: Claim) -> DeclaredTerms:
-    """What the operation of this attempt declares."""
+    """Return the terms that this attempt's operation declares."""
     return DeclaredTerms.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
 
 
 def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
-    """Name the one situation that holds. The fingerprint is compared before the state is looked at.
+    """Return the one situation that holds. The fingerprint is compared before the state.
 
     Parameters: ``begun`` whether the record's list holds a step that has begun; True while the list has not been read.
     """
@@ -198,7 +198,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
             return _answer_situation(row, now)
         case State.PROCESSING | State.CLAIMED:
-            # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
+            # A settled record cannot be open: its state is damaged, and must not permit a run.
             return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
         case State.FAILED_NOT_REPLAYABLE:
             # Likewise one with an answer.
@@ -236,7 +236,7 @@ def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
 
 
 def classify_lapsed(row: Record, now: int) -> Situation:
-    """What a lapsed PROCESSING record is, by its own stored effects; the reaper asks the same question."""
+    """Return the situation of a lapsed PROCESSING record, by its stored effects; the reaper calls this too."""
     match row.effects:
         case Effects.IDEMPOTENT:
             if now >= row.dedup_until:
@@ -251,7 +251,7 @@ def classify_lapsed(row: Record, now: int) -> Situation:
 
 
 def count_crash(row: Record) -> int:
-    """1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
+    """Return 1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
     return 1 if row.lease_until > 0 else 0
 
 
@@ -266,19 +266,19 @@ DOUBTS: Final[Mapping[Situation, str]] = {
 
 
 def doubt_of(row: Record, found: Situation) -> str:
-    """What was lost where a record's outcome is unknown: the step that was under way, where there is one."""
+    """Return what was lost if a record's outcome is unknown: the step that was under way, if there was one."""
     if found is Situation.EXTERNAL_LAPSED and row.doubt is not None and names_a_step(row.doubt):
         return row.doubt
     return DOUBTS.get(found) or row.doubt or "unknown"
 
 
 def needs_steps(verdict: Verdict) -> bool:
-    """Whether the verdict hangs on the record's list of steps: read it, and decide again with ``begun``."""
+    """Return whether the verdict depends on the record's list of steps: read it, and decide again with ``begun``."""
     return type(verdict) is Unreadable and verdict.reason == UNDECLARED_STEPS
 
 
 def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Verdict:
-    """What the attempt gets. ``Proceed`` carries the grant that the store must now write.
+    """Return the verdict on the attempt. ``Proceed`` carries the grant that the store must now write.
 
     Parameters: ``row`` the record or None; ``claim`` the attempt; ``now`` store time in microseconds; ``begun`` whether
     the record's list holds a step that has begun. A store that has not read the list leaves ``begun`` out: then a
@@ -321,7 +321,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
 
 
 def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
-    """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
+    """Return the replay that any attempt with this fingerprint gets; None if the decision needs the attempt itself.
 
     As :func:`decide` for :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`; None for all others.
     """
@@ -348,7 +348,7 @@ KEPT_COLUMNS: Final = (
 def find_replay_in(
     columns: tuple[Any, ...], is_sound: bool, id: bytes, recipe: str, fingerprint: bytes, now: int
 ) -> Replay | None:
-    """As :func:`find_replay`, of a store that reads no more of a record than :data:`KEPT_COLUMNS`, in their order.
+    """As :func:`find_replay`, for a store that reads only :data:`KEPT_COLUMNS` of a record, in their order.
 
     Parameters: ``is_sound`` whether the whole record is, by the rules of :func:`semel.core.record.is_sound`.
     """
@@ -367,7 +367,7 @@ def find_replay_in(
 
 
 def _standing(row: Record, now: int) -> State | None:
-    """The state of a record that an attempt with another request may learn."""
+    """Return the state of a record that an attempt with another request may learn."""
     state = state_of(row)
     if state is State.PROCESSING and now >= row.lease_until and classify_lapsed(row, now) in DOUBTS:
         return State.UNKNOWN
@@ -375,7 +375,7 @@ def _standing(row: Record, now: int) -> State | None:
 
 
 def first_grant(claim: Claim, now: int) -> Grant:
-    """The grant of a key that was never seen."""
+    """Return the grant of a key that was never seen."""
     terms = claim.terms
     deadline_at = now + terms.deadline_us
     lease_until = now + terms.lease_us  # lease_end, spelled out: this is the one grant that every command pays for
@@ -403,7 +403,7 @@ def first_grant(claim: Claim, now: int) -> Grant:
 
 
 def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
-    """The grant of a record that exists: read back, taken over, reopened, or begun anew after expiry."""
+    """Return the grant of a record that exists: read back, taken over, reopened, or begun anew after expiry."""
     if found is Situation.MINE:
         return Grant._make(_granted_columns(row))._replace(state=State(row.state))
     fresh = found is Situation.EXPIRED_NEW
@@ -430,5 +430,5 @@ def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
 
 
 def is_grant_new(row: Record | None, grant: Grant) -> bool:
-    """Whether the grant must be written: one that was read back is there already."""
+    """Return whether the grant must be written: one that was read back is already stored."""
     return row is None or grant.fence != row.fence

@@ -1,6 +1,6 @@
 """Names that are digests: a record's id, a key's hash, the keys derived for downstream calls.
 
-Every part is framed by its length, so that no two different scopes or names ever meet. Random bits
+Every part is framed by its length, so that different scopes or names never collide. Random bits
 and times are arguments: nothing here reads a clock or a source of randomness.
 """
 
@@ -26,7 +26,7 @@ _UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
 
 def frame(*parts: str | bytes) -> bytes:
-    """Parts framed by their length (netstrings): ``("ab", "c")`` and ``("a", "bc")`` differ.
+    """Frame each part by its length (netstrings): ``("ab", "c")`` and ``("a", "bc")`` differ.
 
     >>> frame("ab", b"c")
     b'2:ab,1:c,'
@@ -36,28 +36,28 @@ def frame(*parts: str | bytes) -> bytes:
 
 
 def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
-    """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
+    """Return the record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
     framed = f"{_scope_text(*scope)}{len(key)}:{key}".encode()
     if secret is None:
         return _sha256(framed).digest()[_ID]
     return hmac.digest(secret, framed, "sha256")[:ID_BYTES]
 
 
-@lru_cache(maxsize=_SCOPES_MAX, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
+@lru_cache(maxsize=_SCOPES_MAX, typed=True)  # an enumeration's member equals its text, but may print differently
 def _scope_text(tenant: str, caller: str, operation: str) -> str:
     """The encoded scope, shared by all its keys and cached per caller."""
     return f"semel.record.1:{len(tenant)}:{tenant},{len(caller)}:{caller},{len(operation)}:{operation},"
 
 
 def key_hash(key: str, secret: bytes | None = None) -> bytes:
-    """8 bytes that let an operator see that two records carry the same key, and nothing more."""
+    """Return 8 bytes that show operators only whether two records have the same key."""
     framed = b"semel.key.1" + key.encode()
     digest = _sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
     return digest[_KEY_HASH]
 
 
 def name_id(secret: bytes | None, *parts: str | bytes) -> bytes:
-    """The id of something with several names: 16 bytes of SHA-256, or of HMAC under the id secret, over all of them.
+    """Return the id of something with several names: 16 bytes of SHA-256, or HMAC under the id secret, over them all.
 
     >>> name_id(None, b"semel.quota.1", "acme", "alice") == name_id(None, b"semel.quota.1", "acmea", "lice")
     False
@@ -67,12 +67,12 @@ def name_id(secret: bytes | None, *parts: str | bytes) -> bytes:
 
 
 def secret_check(secret: bytes | None) -> bytes:
-    """The check value of the id secret in ``semel_meta``, to refuse a different secret."""
+    """Return the check value of the id secret in ``semel_meta``, to refuse a different secret."""
     return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]
 
 
 def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
-    """A key for a downstream call: stable over retries, takeovers and a lost claim.
+    """Derive a key for a downstream call: stable over retries, takeovers and a lost claim.
 
     It depends on the record's id and generation alone, never on a random operation id.
 
@@ -85,7 +85,7 @@ def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> s
 
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
-    """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
+    """Make a UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
     bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
     return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
 
@@ -98,12 +98,12 @@ def uuid_text(raw: bytes) -> str:
     """
     if len(raw) == 16:
         return _UUID_FORM % _uuid_numbers(raw)
-    h = raw.hex()  # of a damaged record, which is shown as it is
+    h = raw.hex()  # a damaged record's id is shown as it is
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def uuid_bytes(text: str) -> bytes | None:
-    """The 16 bytes of a UUID's text, or None where it is no UUID."""
+    """Return the 16 bytes of a UUID's text, or None if it is no UUID."""
     plain = text.replace("-", "")
     if len(plain) != 32 or not plain.isascii():
         return None

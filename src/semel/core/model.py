@@ -1,8 +1,8 @@
 """Semel's vocabulary as values: what passes from one layer to the next.
 
 Everything here is immutable. Values made once per request on the hot path are named tuples, which are built several
-times faster than frozen dataclasses; the rest are those. This file holds values only: what follows from them is decided
-in ``rules/``. Times are integers in microseconds since 1970 by the *store's* clock; spans are microseconds too.
+times faster than frozen dataclasses; the others are frozen dataclasses. This file holds values only: ``decide`` and
+``settle`` hold the rules. Times are integers in microseconds since 1970 by the *store's* clock; spans too are in them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class State(IntEnum):
 
 
 OPEN_STATES = (State.CLAIMED, State.PROCESSING)
-OVER_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)  # what happened is known
+OVER_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE)  # the outcome is known
 ANSWERED_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
 
 
@@ -43,9 +43,9 @@ class AnswerKind(IntEnum):
 
     NONE = 0  # none yet
     KEPT = 1
-    NOT_KEPT = 2  # it was too long, endless, or has been dropped
+    NOT_KEPT = 2  # the answer was too long or endless, or has been dropped
     SEALED = 3  # encrypted: the engine opens it
-    REBUILT = 4  # nothing of it is stored but its status: the operation's builder makes it again
+    REBUILT = 4  # only its status is stored: the operation's builder makes the answer again
 
 
 ANSWERABLE = (AnswerKind.KEPT, AnswerKind.SEALED, AnswerKind.REBUILT)  # a retry gets an answer
@@ -68,7 +68,7 @@ class Scope(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A response as it is stored and replayed: ``headers`` in raw pairs; ``status`` is None where it is not HTTP's."""
+    """A response as stored and replayed: ``headers`` are raw pairs; ``status`` is None outside HTTP."""
 
     status: int | None
     headers: tuple[tuple[bytes, bytes], ...]
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The part of a policy that is stored with the record: fixed at the claim, whatever changes later."""
+    """The part of a policy that is stored with the record: fixed at the claim, even if the policy changes later."""
 
     effects: Effects
     lease_us: int
@@ -119,8 +119,8 @@ class Claim(NamedTuple):
     operation_id: bytes  # 16 bytes, UUIDv7
     holder: str
     terms: Terms
-    kept: Kept | None = None  # None: nothing of it outlives the key
-    request: bytes | None = None  # to be kept beside the record until there is an outcome
+    kept: Kept | None = None  # None: nothing of the operation outlives the key
+    request: bytes | None = None  # kept beside the record until there is an outcome
     quota: Allowance | None = None  # None: new records of this caller are not counted
 
 
@@ -190,10 +190,10 @@ class Record(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One logical execution as it is remembered, also when its key is not: key -> operation -> business result."""
+    """One logical execution, remembered even after its key is forgotten: key -> operation -> business result."""
 
     operation_id: bytes  # 16 bytes, UUIDv7
-    record_id: bytes  # of the key that it was asked for with
+    record_id: bytes  # the record of the key that requested it
     tenant: str
     caller: str
     operation: str
@@ -229,7 +229,7 @@ class Replay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unseal:
-    """Open the sealed answer and give it again. Only the engine can: what leaves it is a Replay, or Unreadable."""
+    """Open the sealed answer and replay it. Only the engine can: it turns this verdict into a Replay or Unreadable."""
 
     id: bytes  # of the record that it was sealed for
     answer: Answer  # its status in clear, the rest sealed
@@ -239,7 +239,7 @@ class Unseal:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Have the operation's builder make the answer again. What leaves the engine is a Replay, or NotReplayable."""
+    """Have the operation's builder make the answer again. The engine turns this into a Replay or NotReplayable."""
 
     status: int | None
     operation_id: bytes
@@ -251,10 +251,10 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """A process runs it now; ``lease_left_us`` until the holder must have renewed.
+    """A process is running the command; ``lease_left_us`` until the holder must have renewed.
 
-    ``own`` False: it is another command's with the same business reference, or its owner could not be read.
-    ``waited_us``: how long this attempt has waited for it, in vain. ``state`` of its record.
+    ``own`` False: another command with the same business reference runs, or its owner could not be read.
+    ``waited_us``: how long this attempt has waited in vain. ``state``: that of the running command's record.
     """
 
     operation_id: bytes
@@ -265,15 +265,15 @@ class InProgress:
 
     @property
     def retry_us(self) -> int:
-        """After how long to ask again: see :func:`pause_us`."""
+        """Return how long to wait before the next attempt: see :func:`pause_us`."""
         return pause_us(self.lease_left_us, self.waited_us)
 
 
 def pause_us(lease_left_us: int, passed_us: int) -> int:
-    """After how long to ask again for a running command that was waited for, or ran, ``passed_us`` so far.
+    """Return how long to wait before asking again for a command that was waited for, or ran, ``passed_us`` so far.
 
-    The same time again, at least one second: most commands end within milliseconds, and clients query a slow one less
-    and less often. At most the rest of its lease, after which another attempt may take over.
+    It is the same time again, at least one second: most commands end within milliseconds, and clients poll a slow one
+    less and less often. It is at most the rest of its lease, after which another attempt may take over.
 
     >>> pause_us(30_000_000, 0), pause_us(30_000_000, 4_000_000), pause_us(250_000, 4_000_000)
     (1000000, 4000000, 250000)
@@ -283,9 +283,9 @@ def pause_us(lease_left_us: int, passed_us: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeyReused:
-    """Another request holds this key, of the same caller by construction: its operation, and how far that is.
+    """Another request of the same caller holds this key: its operation and that operation's state.
 
-    ``state`` is UNKNOWN also where the holder's lease ran out and the outcome cannot be proven. None: not known here.
+    ``state`` is also UNKNOWN if the holder's lease ran out and the outcome cannot be proven. None: not known here.
     """
 
     operation_id: bytes | None = None
@@ -302,7 +302,7 @@ class OutcomeUnknown:
 
 @dataclass(frozen=True, slots=True)
 class KeyExpired:
-    """The answer's retention is over; the fact remains until the tombstone's is."""
+    """The answer's retention is over; the record that it happened remains until the tombstone's end."""
 
     operation_id: bytes
 
@@ -318,12 +318,12 @@ class NotReplayable:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTaken:
-    """Another caller's command has this business reference. Says nothing else about it."""
+    """Another caller's command has this business reference. Nothing else about it is disclosed."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaExceeded:
-    """The key is new, and its caller has as many as a quota allows. Nothing was written.
+    """The key is new, and its caller has used up a quota. Nothing was written.
 
     ``limit``: ``new_keys``, ``open_at_once`` or ``unknown_at_once``; ``retry_us`` until there may be a place.
     """
@@ -334,7 +334,7 @@ class QuotaExceeded:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """This process cannot go on from the record. Never run again.
+    """This process cannot go on from the record, and does not run the command again.
 
     ``reason``: ``recipe`` (unknown here, and named), ``corrupt``, ``steps`` (some have begun, and this process's
     operation declares none), ``unsealed`` (its answer is sealed, and this process has no sealer), ``sealing-key`` (it
@@ -358,7 +358,7 @@ Refusal = (
     | QuotaExceeded
     | Unreadable
 )
-"""What an attempt gets that is not granted, as it leaves the engine."""
+"""The verdicts, as they leave the engine, on an attempt that is not granted."""
 Verdict = Proceed | Unseal | Rebuild | Refusal
 
 
@@ -379,7 +379,7 @@ class Settlement(NamedTuple):
     business_ref: str | None = None
     resource_type: str | None = None
     resource_id: str | None = None
-    keeps: bool = False  # an operation that outlives its key is settled with it
+    keeps: bool = False  # also settle the operation, which outlives its key
     events: tuple[Event, ...] = ()  # written in the settlement's own commit
 
 
@@ -404,7 +404,7 @@ Settling = Settled | AlreadyMine | Superseded
 
 
 class Renewal(NamedTuple):
-    """A living holder's request to be believed alive for another lease."""
+    """A live holder's request to extend its lease."""
 
     id: bytes
     fence: int
@@ -421,13 +421,13 @@ class Resolution(NamedTuple):
     actor: str
     reason: str
     forced: bool = False
-    resource_type: str | None = None  # what was made, where it is known
+    resource_type: str | None = None  # the resource that was made, if known
     resource_id: str | None = None
-    step: str | None = None  # in doubt when it was read; "did not happen" is about a step in doubt alone
-    result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
-    answer_kind: AnswerKind = AnswerKind.KEPT  # of an answer that is given
-    refused: bool = False  # with ``happened``: it has ended, as a definite refusal, and the answer says so
-    # This finding ends the execution, also between its steps: for each step that had begun, whether it happened.
+    step: str | None = None  # in doubt when the record was read; "did not happen" then refers to that step alone
+    result: bytes | None = None  # of the step in doubt, as JSON: the step happened, and the execution goes on
+    answer_kind: AnswerKind = AnswerKind.KEPT  # of ``answer``, if there is one
+    refused: bool = False  # with ``happened``: the command ended in a definite refusal, which ``answer`` states
+    # Ends the execution, even between its steps: for each step that had begun, whether it happened.
     ends: tuple[tuple[str, bool], ...] | None = None
 
     @property
@@ -466,7 +466,7 @@ Resolving = Resolved | TooEarly | MovedOn
 
 
 RETRY_US_MIN: Final = 1_000_000  # the shortest pause in Retry-After
-CURSOR_MAX: Final = 2**63 - 1  # of a page: Redis' are times in finer parts than microseconds
+CURSOR_MAX: Final = 2**63 - 1  # of a page's cursor: Redis uses times finer than microseconds
 
 
 class Find(NamedTuple):
@@ -492,7 +492,7 @@ class Find(NamedTuple):
 
     @property
     def is_census(self) -> bool:
-        """Whether a bounded part of what needs attention is asked for."""
+        """Return whether this query wants only a bounded part of the records that need attention."""
         narrows = (self.before, self.tenant, self.caller, self.operation) != (None, None, None, None)
         return self.attention and bool(self.states) and not narrows
 

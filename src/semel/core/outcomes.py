@@ -1,7 +1,7 @@
 """Judge a handler's end: an answer, an exception or a crash becomes one of four outcomes.
 
-Pure: the caller tells what it saw (a status or an exception, whether the effect had begun), the policy
-says what was declared, and the outcome says what the store must hold.
+Pure: the caller passes what it saw (a status or an exception, and whether the effect had begun), the policy
+what was declared, and the outcome says what the store must hold.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """No effect happened (``proven``), or it may be repeated safely: the key is free for the same request.
+    """No effect happened (``proven``), or the effect may be repeated safely: the key is free for the same request.
 
-    ``resumes``: steps had begun, each is finished or may be repeated: the next run goes on from there.
+    ``resumes``: steps had begun, and each is finished or may be repeated; the next run goes on from there.
     """
 
     reason: str
@@ -52,7 +52,7 @@ Outcome = Succeeded | Refused | Released | Unprovable
 
 
 class StatusIn:
-    """A policy's ``success`` that the status alone decides: done where it is one of these, otherwise in doubt.
+    """A policy's ``success`` that depends on the status alone: done if it is one of these, otherwise in doubt.
 
     >>> StatusIn([200, 201])(Answer(202, (), b""))
     False
@@ -68,7 +68,7 @@ class StatusIn:
 
 
 def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
-    """The outcome of a handler that answered.
+    """Return the outcome of a handler that answered.
 
     Parameters: ``answer`` what it gave; ``begun`` whether its point of no return may have been passed
     (always true for handlers that do not mark it).
@@ -100,7 +100,7 @@ def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
 
 
 def _apply_success(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
-    """The verdict of the policy's own function on a 2xx answer. A function that fails proves nothing."""
+    """Apply the policy's own function to a 2xx answer. A function that fails proves nothing."""
     assert policy.success is not None
     try:
         said = policy.success(answer)
@@ -116,7 +116,7 @@ def _apply_success(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
 
 
 def _unproven(answer: Answer, policy: Policy, reason: str, *, begun: bool) -> Outcome:
-    """The outcome of an answer that says an error, and not whether anything happened."""
+    """Return the outcome of an error answer that does not say whether anything happened."""
     if not begun:
         return Released(reason, proven=True)
     if policy.on_error == "replay":
@@ -125,7 +125,7 @@ def _unproven(answer: Answer, policy: Policy, reason: str, *, begun: bool) -> Ou
 
 
 def classify_exception(error: BaseException, policy: Policy, *, begun: bool, answer: Answer | None = None) -> Outcome:
-    """The outcome of a handler that raised. ``answer``: the error answer that a framework made of it, if any."""
+    """Return the outcome of a handler that raised. ``answer``: the error answer that a framework made of it, if any."""
     proven = isinstance(error, (NothingHappened, *policy.nothing_happened))
     if proven or not begun:
         return Released(type(error).__name__, proven=True)

@@ -1,8 +1,8 @@
 """The stored form of an answer: header pairs as one block, and a digest over the whole.
 
-The digest makes a flipped bit of an answer visible, and `is_sound` what no store would have written into the other
-columns: a corrupt record is refused, never replayed and never run again. What cannot be seen in the row itself is a
-damage that leaves another record that could be, such as one with other effects or other times.
+The digest detects a flipped bit in an answer, and `is_sound` values in the other columns that no store would have
+written: a corrupt record is refused, never replayed and never run again. Damage that leaves another plausible record,
+such as one with other effects or other times, cannot be detected from the row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """Header pairs in their order, each framed by the lengths of name and value."""
+    """Pack header pairs in their order, each framed by the lengths of name and value."""
     try:
         return _packed_before(headers)
-    except TypeError:  # a value that is another kind of buffer, and cannot be looked up
+    except TypeError:  # a value is another kind of buffer, which is not hashable
         return _pack_headers(headers)
 
 
@@ -43,7 +43,7 @@ _packed_before = lru_cache(maxsize=256)(_pack_headers)  # cached: most answers h
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
-    """The pairs, or None where the block is corrupt."""
+    """Return the header pairs, or None if the block is corrupt."""
     pairs, at, end = [], 0, len(block)
     while at < end:
         if at + _PAIR.size > end:
@@ -62,7 +62,7 @@ _unpacked_before = lru_cache(maxsize=256)(unpack_headers)
 
 
 def is_whole(answer: Answer) -> bool:
-    """Whether an answer can be stored as it is: none of its parts is mutable or of another type.
+    """Return whether an answer can be stored as it is: none of its parts is mutable or of another type.
 
     >>> is_whole(Answer(200, ((b"etag", b"x"),), b"")), is_whole(Answer(200, (), bytearray(b"x")))
     (True, False)
@@ -70,14 +70,14 @@ def is_whole(answer: Answer) -> bool:
     if type(answer.status) is not int or type(answer.body) is not bytes:
         return False
     try:
-        _packed_before(answer.headers)  # what cannot change can be looked up
+        _packed_before(answer.headers)  # immutable values are hashable
     except Exception:  # noqa: BLE001 - what is wrong with them, the settlement by the rules says
         return False
     return True
 
 
 def check_answer(answer: Answer) -> None:
-    """Raise TypeError, naming the field, for an answer that no store could keep."""
+    """Raise TypeError, naming the field, if no store could keep this answer."""
     if answer.status is not None and not isinstance(answer.status, int):
         raise TypeError(f"Answer.status must be a number such as 201, or None, not {type(answer.status).__name__}")
     if not isinstance(answer.body, (bytes, bytearray, memoryview)):
@@ -95,7 +95,7 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
 
 
 def digest_answers(status: int | None, header_block: bytes, bodies: Iterable[bytes]) -> list[bytes]:
-    """The digests of answers that differ in their bodies alone, as :func:`answer_digest`.
+    """Return the digests of answers that differ in their bodies alone, as :func:`answer_digest`.
 
     >>> digest_answers(201, b"", [b"ordered"]) == [answer_digest(201, b"", b"ordered")]
     True
@@ -105,12 +105,12 @@ def digest_answers(status: int | None, header_block: bytes, bodies: Iterable[byt
 
 
 def answer_of(row: Record) -> Answer | None:
-    """The stored answer, as it is stored: a sealed one is sealed. None where there is none, or it is corrupt."""
+    """Return the answer as it is stored: a sealed one stays sealed. None if there is none, or it is corrupt."""
     return stored_answer(*_answer_columns(row))
 
 
 def stored_answer(kind: int, digest: bytes | None, status: int | None, block: object, body: object) -> Answer | None:
-    """As :func:`answer_of`, of these columns: the kind, the digest, the status, the header block and the body."""
+    """As :func:`answer_of`, from these columns: the kind, the digest, the status, the header block and the body."""
     # SQLite keeps a value of any type in any column: a statement by hand may have left text.
     if kind not in STORED_ANSWERS or not isinstance(block, bytes) or not isinstance(body, bytes):
         return None
@@ -121,12 +121,12 @@ def stored_answer(kind: int, digest: bytes | None, status: int | None, block: ob
 
 
 def checked_answer(kind: int, digest: bytes | None, status: int | None, block: bytes, body: bytes) -> Answer | None:
-    """As :func:`stored_answer`, of a kind that has an answer, and columns of their types."""
+    """As :func:`stored_answer`, for a kind that has an answer, and columns that have their types."""
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(block), block)  # as ``answer_digest``
     if _sha256(head + body).digest()[:DIGEST_BYTES] != digest:
         return None
     if body.startswith(MARK) and kind == AnswerKind.KEPT and block.startswith(_NAMELESS):
-        return None  # a sealed answer whose kind was changed: what is sealed is never shown
+        return None  # a sealed answer whose kind was changed: never show sealed content
     # Most answers have the same few headers; the bound keeps what others are kept for it small.
     headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
     return None if headers is None else tuple.__new__(Answer, (status, headers, body))
@@ -141,11 +141,11 @@ _TIMES = [
         *("deadline_at", "dedup_until", "settled_at", "answer_until"),
     )
 ]
-_TIME_BITS = 57  # microseconds until the year 6536: no clock says more
+_TIME_BITS = 57  # microseconds until the year 6536: no clock goes beyond
 
 
 def is_sound(row: Record) -> bool:
-    """Whether every column has a value that a store could have written: the right type, and valid times.
+    """Return whether every column has a value that a store could have written: the right type, and valid times.
 
     SQLite keeps a value of any type in any column, so a flipped bit or a statement by hand may leave text for a time.
 
@@ -162,9 +162,9 @@ def is_sound(row: Record) -> bool:
 
 @lru_cache(maxsize=256)
 def _times_of(kinds: tuple[type, ...]) -> Callable[[Record], tuple[int, ...]] | None:
-    """The times of a row whose columns have these types; None where a column's is none that it may hold.
+    """Return a getter of the times in a row with these column types; None if a column may not hold its type.
 
-    Or made of one that it may, such as an enumeration that is a text. Rows come in a handful of combinations.
+    A subclass, such as an enumeration of texts, is allowed too. Rows come in a handful of combinations.
     """
     if not all(issubclass(kind, held) for kind, held in zip(kinds, _HOLDS, strict=True)):
         return None
@@ -172,13 +172,13 @@ def _times_of(kinds: tuple[type, ...]) -> Callable[[Record], tuple[int, ...]] | 
 
 
 def uuid_of(row: Record) -> bytes:
-    """The operation's id to show to people, also of a record that is not sound: 16 zero bytes where it is none."""
+    """Return the operation's id to show to people: 16 zero bytes if a damaged record holds none."""
     known = type(row.operation_id) is bytes and len(row.operation_id) == _UUID_BYTES
     return row.operation_id if known else bytes(_UUID_BYTES)
 
 
 def state_of(row: Record) -> State | None:
-    """The state of the record; None if the stored value is not a state."""
+    """Return the state of the record; None if the stored value is not a state."""
     try:
         return State(row.state)
     except ValueError:
@@ -186,7 +186,7 @@ def state_of(row: Record) -> State | None:
 
 
 def matches(row: Record, query: Find, now: int) -> bool:
-    """Whether a record belongs on an operator's page."""
+    """Return whether a record belongs on an operator's page."""
     return (
         (not query.states or row.state in query.states)
         and (query.tenant is None or row.tenant == query.tenant)

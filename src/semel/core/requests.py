@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Unit(Protocol):
-    """A transaction of a thread's that holds a record and the handler's own writes: Semel's own, or the user's, joined.
+    """A transaction, in a thread, of a record and the handler's own writes: Semel's own, or the user's, joined.
 
-    Semel's own ends well in one of two ways: :class:`SettlingUnit` where the store declares ``settles_by_proof``,
-    else :class:`CommittingUnit`. The owner of a joined one commits it.
+    Semel's own commits in one of two ways: as :class:`SettlingUnit` if the store declares ``settles_by_proof``,
+    else as :class:`CommittingUnit`. The owner of a joined transaction commits it.
     """
 
     @property
@@ -34,7 +34,7 @@ class Unit(Protocol):
 
 
 class SettlingUnit(Unit, Protocol):
-    """A unit whose settle proves by itself that the claim is the transaction's own."""
+    """A unit whose settle itself proves that the claim belongs to the transaction."""
 
     def settle(self, needed: Ask[Any]) -> bool:
         """See :class:`SettleWithin`."""
@@ -78,8 +78,8 @@ class AsyncCommittingUnit(AsyncUnit, Protocol):
         """End it well."""
 
 
-# Flows pass units on without looking at them. A performer meets only units of its own kind, which it has begun itself:
-# so an ask's ``unit`` is Any to it.
+# Flows pass units on without inspecting them. A performer only gets units that it has begun itself, so the type of an
+# ask's ``unit`` is Any.
 AnyUnit = Unit | AsyncUnit
 OwnUnit = SettlingUnit | CommittingUnit
 AsyncOwnUnit = AsyncSettlingUnit | AsyncCommittingUnit
@@ -175,11 +175,11 @@ class Pause(Ask[None]):
 
 
 class PauseToLook(Ask[bool]):
-    """Wait for a record that others hold; True where this waiter should look at it now.
+    """Wait for a record that others hold; True if this waiter should look at it now.
 
-    Parameters: ``seconds`` until its next look, if it is the waiter of this process that looks at the record ``id``;
-    ``most`` seconds that it may wait in all; ``waiter`` names it. All waiters look at once where this process has
-    settled the record, or where the one who looks has found an answer.
+    Parameters: ``seconds`` until its next look, if it is this process's polling waiter for the record ``id``;
+    ``most`` seconds that it may wait in all; ``waiter`` names it. All waiters look at once when this process has
+    settled the record, or when the polling waiter has found an answer.
     """
 
     __slots__ = ("id", "most", "seconds", "waiter")

@@ -27,7 +27,7 @@ from semel.core.record import answer_digest, is_sound, pack_headers, state_of
 from semel.core.timing import lease_end, retention
 from semel.steps.doubts import names_a_step
 
-# A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
+# A holder whose fence and nonce are still current may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 _NO_END = (None, None, None)
 _new: Any = tuple.__new__  # every command pays for a record
@@ -50,12 +50,12 @@ if Record._fields[_SETTLED_AT:] != _SETTLED_COLUMNS:
 
 
 def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
-    """Whether this holder's grant is still the record's."""
+    """Return whether the record still has this holder's grant."""
     return row is not None and row.fence == fence and row.nonce == nonce
 
 
 def settle_row(row: Record | None, settlement: Settlement, now: int) -> tuple[Settling, Record | None]:
-    """The reply to a settlement, and the row to write (None: write nothing)."""
+    """Return the reply to a settlement, and the row to write (None: write nothing)."""
     if row is None or not is_sound(row):
         return Superseded(None), None
     if not holds(row, settlement.fence, settlement.nonce):
@@ -74,20 +74,20 @@ def settle_row(row: Record | None, settlement: Settlement, now: int) -> tuple[Se
 
 
 def is_relinquished(row: Record) -> bool:
-    """Whether the holder has given its lease back after an error: IDEMPOTENT, or with steps and none in doubt."""
+    """Return whether the holder released its lease after an error: IDEMPOTENT, or with steps and none in doubt."""
     return row.state in OPEN_STATES and row.lease_until == 0
 
 
 def relinquished_state(row: Record) -> State:
-    """The state of a record whose lease was released: only with declared steps it is not PROCESSING."""
+    """Return the state of a record whose lease was released: PROCESSING if IDEMPOTENT, CLAIMED with declared steps."""
     return State.PROCESSING if row.effects == Effects.IDEMPOTENT else State.CLAIMED
 
 
 def may_have_begun_before(row: Record) -> bool:
-    """Whether an attempt before this one may have had its effect: then nothing that this one proves frees the key.
+    """Return whether an earlier attempt may have had its effect: then no proof about this attempt frees the key.
 
-    The lease is released instead, so that the downstream's memory and the crashes go on being counted. The
-    fence of a first attempt is the time of its start; a clock that was set back only makes this more careful.
+    The lease is released instead, so that dedup_for and attempts_max keep counting. The fence of a first attempt is
+    the time of its start; a clock that was set back only makes this more careful.
     """
     return (row.effects == Effects.IDEMPOTENT or row.state == State.CLAIMED) and row.fence > row.first_started_at
 
@@ -95,13 +95,13 @@ def may_have_begun_before(row: Record) -> bool:
 def write_settlement(
     row: Record, settlement: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
-    """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
+    """Return the row after the settlement: retention starts here, but not for UNKNOWN or relinquished records."""
     _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = settlement
     if answer is None:
         status = body = None
     else:
         status, _, body = answer
-        if type(body) is not bytes:  # a buffer, which may change and is not read back
+        if type(body) is not bytes:  # a mutable buffer, which would not be read back as bytes
             body = bytes(body)
         if kind not in STORED_ANSWERS:
             header_block = body = None
@@ -110,7 +110,7 @@ def write_settlement(
     if state in SETTLEABLE:
         lease_until = 0 if state in OPEN_STATES else row.lease_until
         middle = columns[_LEASE] + (lease_until,) + columns[_UNTIL_SETTLED] + _NO_END
-        # Without an outcome the request is still needed: a finding may let a completer continue.
+        # Without an outcome the request is still needed: a resolution may let a completer continue.
         request = row.request if state in _WITHOUT_OUTCOME else None
     else:
         middle = columns[_FROM_STATE] + (now,) + retention(now, row.answer_us, row.tombstone_us)
@@ -132,7 +132,7 @@ def write_settlement(
 
 
 def renew_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
-    """The row after a renewal, or None where this holder may not renew (any more)."""
+    """Return the row after a renewal, or None if this holder may not renew (any more)."""
     if row is None or not holds(row, renewal.fence, renewal.nonce) or not is_sound(row):
         return None
     if now >= row.deadline_at or is_relinquished(row):
@@ -148,14 +148,14 @@ def renew_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
 
 
 def mark_row(row: Record | None, renewal: Renewal) -> Record | None:
-    """The row after its holder noted that no answer will be kept, or None: an answer that is stored stays."""
+    """Return the row with the note that no answer will be kept, or None: an answer that is stored stays."""
     if row is None or not holds(row, renewal.fence, renewal.nonce) or is_relinquished(row) or not is_sound(row):
         return None
     return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None
 
 
 def abandon_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
-    """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
+    """Return the row after a claim is abandoned whose handler never ran, or None if there is nothing to release."""
     if row is None or row.nonce != nonce or row.state not in SETTLEABLE or is_relinquished(row) or not is_sound(row):
         return None
     if may_have_begun_before(row):
@@ -172,7 +172,7 @@ def abandon_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
 
 
 def lapse_row(row: Record, now: int) -> Record | None:
-    """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
+    """Return the UNKNOWN row for the reaper to write; None if an attempt may proceed, or the holder is alive."""
     if row.state != State.PROCESSING or not is_sound(row) or now < row.lease_until:
         return None
     found = classify_lapsed(row, now)

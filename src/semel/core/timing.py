@@ -1,4 +1,4 @@
-"""Arithmetic of leases, fences and the two retentions, in microseconds of the store's clock; and what a span may be."""
+"""Arithmetic of leases, fences and the two retentions, in microseconds of the store's clock; and limits of spans."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 from semel.errors import PolicyError
 
 RENEWALS_PER_LEASE = 3  # so that two of them may fail
-COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
+COUNT_MAX: Final = 2**31 - 1  # the largest value of the stores' columns
 PURGE_GRACE_US = 600_000_000  # ten minutes: after a clock steps back, the record must still be there
 
 
 def next_fence(fence: int, now: int) -> int:
-    """The fence of the next grant: grows with every grant, and not even deletion resets it.
+    """Return the fence of the next grant: it grows with every grant, and not even deletion resets it.
 
     >>> next_fence(fence=7, now=1000), next_fence(fence=1000, now=7)
     (1000, 1001)
@@ -21,27 +21,27 @@ def next_fence(fence: int, now: int) -> int:
 
 
 def lease_end(now: int, lease_us: int, deadline_at: int) -> int:
-    """The end of a lease that is taken or renewed now: never after the handler's deadline."""
+    """Return the end of a lease that is taken or renewed now: never after the handler's deadline."""
     return min(now + lease_us, deadline_at)
 
 
 def retention(now: int, answer_us: int, tombstone_us: int) -> tuple[int, int]:
-    """The ends of a settled record's answer and of its fact: both start at settlement, never at the claim."""
+    """Return the ends of a settled record's answer and tombstone: both start at settlement, never at the claim."""
     return now + answer_us, now + (answer_us if answer_us > tombstone_us else tombstone_us)
 
 
 def may_forget(forget_after: int | None, now: int) -> bool:
-    """Whether a purge may delete the row. Open and UNKNOWN records have no end and never may, nor do damaged ones."""
+    """Return whether a purge may delete the row: never if it is open, UNKNOWN or damaged, since it has no end."""
     return isinstance(forget_after, int) and 0 <= forget_after <= now - PURGE_GRACE_US
 
 
 def may_drop_answer(answer_until: int | None, now: int) -> bool:
-    """Whether a purge may drop the answer and leave the tombstone; not where the time is damaged."""
+    """Return whether a purge may drop the answer and leave the tombstone; not if the time is damaged."""
     return isinstance(answer_until, int) and 0 <= answer_until <= now - PURGE_GRACE_US
 
 
 def check_seconds(name: str, value: object, *, most: float, least: float = 0.001) -> None:
-    """Refuse what is no number of seconds from ``least`` to ``most``. Raises PolicyError, naming the option.
+    """Require a number of seconds from ``least`` to ``most``. Raises PolicyError, naming the option.
 
     >>> check_seconds("lease_seconds", 30, most=3600)
     >>> check_seconds("lease_seconds", 30_000, most=3600)
@@ -65,7 +65,7 @@ def check_count(name: str, value: object) -> None:
 
 
 def span_text(microseconds: int) -> str:
-    """A span as people say it.
+    """Return a span as readable text.
 
     >>> span_text(90_000_000), span_text(-1), span_text(200_000)
     ('90 s', '0 s', '0.2 s')

@@ -75,7 +75,7 @@ class AsyncEngine:
 
     Parameters: ``backend`` (or use :meth:`connect` with a URL); ``observer`` of events; ``id_secret`` at
     least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
-    bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
+    bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is retried
     before the outcome is reported as unknown; ``sealer`` such as a
     :class:`~semel.sealing.sealer.Sealer`, for the requests that are kept of resumable operations.
 
@@ -127,25 +127,25 @@ class AsyncEngine:
 
     @classmethod
     def connect(cls, url: str, **options: Unpack[EngineOptions]) -> Self:
-        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+        """Make an engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
 
         Raises UrlError, naming what is wrong with the URL.
         """
         return cls(connect_backend(url), **options)
 
     async def open(self) -> None:
-        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
+        """Check that the store is migrated, has the recorded identity, and supports the declared operations.
 
         A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
         await self._performer.drive(introduction(self.core, self.backend))
 
     async def migrate(self) -> list[str]:
-        """Bring the store's schema up to date; the names of the migrations that ran."""
+        """Bring the store's schema up to date; return the names of the migrations that ran."""
         return await self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     async def close(self) -> None:
-        """Wait for live handlers, and for what is being settled or released, then close the store."""
+        """Wait for live handlers, settlements and releases, then close the store."""
         await self._upkeep.close()
         await self.backend.driver.close_async()
 
@@ -156,7 +156,7 @@ class AsyncEngine:
         await self.close()
 
     async def drain(self, seconds: float) -> bool:
-        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        """Grant nothing more and let live handlers end; return True if all did within ``seconds``."""
         return await self._performer.drive(self.core.drain(seconds))
 
     async def perform(self, verb: str, make: MakeFlow[T]) -> T:
@@ -185,7 +185,7 @@ class AsyncEngine:
             if not isinstance(fence, int):  # a key that was seen before
                 return await self._claim_and_wait(claim, command, self._claims, wait_seconds, fence)
             permit = core.live[claim.nonce] = Permit(command, claim, fence, time.monotonic())
-            if core.draining:  # it did not see this claim
+            if core.draining:  # a drain that began meanwhile did not see this claim
                 core.conclude(permit)
                 self._upkeep.abandon(claim)
                 core.check_open()
@@ -234,12 +234,12 @@ class AsyncEngine:
     async def _claim_and_wait(
         self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None, verdict: Verdict | None
     ) -> AsyncPermit | Refusal:
-        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that it has met already."""
+        """Make a claim whose reply has to be awaited, or go on from the ``verdict`` that is already known."""
         core = self.core
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            if core.draining:  # a drain that did not see this claim is seen by it
+            if core.draining:  # a drain that began before this claim was entered did not see it
                 if type(verdict) is Proceed:
                     self._upkeep.abandon(claim)
                 core.check_open()
@@ -271,7 +271,7 @@ class AsyncEngine:
         seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
 
         async def once_more() -> Verdict:
-            core.check_open()  # nothing more is granted to those who wait, either
+            core.check_open()  # waiters are granted nothing more, either
             return await attempt(again, command, self._claims)
 
         again = claim_of_waiter(self.store, claim)
@@ -282,7 +282,7 @@ class AsyncEngine:
         return running
 
     async def _claim(self, claim: Claim, command: Command, claims: _Claims, verdict: Verdict | None = None) -> Verdict:
-        """One attempt. Parameters: ``verdict`` that it has met already."""
+        """Make one attempt. Parameters: ``verdict`` if it is already known."""
         try:
             if verdict is not None:
                 return await self._in_other_terms(claim, command, verdict)
@@ -298,7 +298,7 @@ class AsyncEngine:
         except StoreReadOnly as refusal:
             return await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except (StoreTimeout, asyncio.CancelledError):
-            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            # The claim may be written, now or later: without an owner it would end as UNKNOWN.
             self._upkeep.abandon(claim)
             raise
 
@@ -334,7 +334,7 @@ class AsyncEngine:
 
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
 
-        Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
+        Raises StoreError: not confirmed; the engine retries in the background until the lease is over.
         """
         if permit.inherited:  # this process was forked while the handler ran
             return Superseded(State.PROCESSING)
@@ -355,11 +355,11 @@ class AsyncEngine:
             settlement = core.make_settlement(permit, outcome)
             try:
                 reply: Settling = await self._performer.ask_one("settle", self.store.settle, settlement)
-            except NotReplicated:  # do not retry: it would match its own write, and prove nothing about the standby
+            except NotReplicated:  # do not retry: it would match our own write, and prove nothing about the standby
                 raise
             except StoreError:
                 reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
-            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
+            except asyncio.CancelledError:  # no caller is left to wait for the confirmation
                 _ = self._upkeep.repeat(settlement, permit, self.confirm_seconds)
                 raise
         finally:
@@ -405,7 +405,7 @@ class AsyncEngine:
         return reply
 
     async def reread(self, permit: Permit) -> Verdict:
-        """Read the record again, for the verdict that answers a refused settlement."""
+        """Read the record's current verdict, to answer a refused settlement."""
         command = permit.asked
         verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
         return await give_async(self.core, command, verdict)

@@ -1,6 +1,6 @@
-"""Opening an engine: its store is asked who it is, once, at the latest before the first claim.
+"""The opening of an engine: it checks its store's identity once, at the latest before the first claim.
 
-What is refused there leaves nothing behind: the store was asked, so its connections are open.
+An engine that refuses its store closes it, since its connections are already open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E = TypeVar("E", bound=Any)
 
 
 def open_or_close(engine: E) -> E:
-    """The engine, open. Where that raises, it is closed first."""
+    """Open the engine and return it. If opening raises, close it first."""
     try:
         engine.open()
     except BaseException:
@@ -33,7 +33,7 @@ def open_or_close(engine: E) -> E:
 
 
 async def open_or_close_async(engine: E) -> E:
-    """The same for an engine of an event loop."""
+    """Open an engine of an event loop and return it. If opening raises, close it first."""
     try:
         await engine.open()
     except BaseException:
@@ -43,7 +43,7 @@ async def open_or_close_async(engine: E) -> E:
 
 
 def introduction(core: Core, backend: Backend) -> Flow[None]:
-    """Ask the store who it is, and refuse one that is not ours; one that lives in this process is made on the spot."""
+    """Read the store's identity and refuse one that is not ours; migrate first a store that lives in this process."""
     store = backend.store
     if not store.capabilities.shared_between_processes:
         yield from ask(Perform("migrate", lambda: store.migrate(*core.first_identity())))
@@ -51,9 +51,9 @@ def introduction(core: Core, backend: Backend) -> Flow[None]:
 
 
 class FirstLook:
-    """The check of an engine that was not opened, in ordinary threads: concurrent callers share it.
+    """The first check of an engine that was not opened, in ordinary threads: concurrent callers share it.
 
-    One that failed is repeated by the next caller.
+    The next caller repeats a check that failed.
     """
 
     def __init__(self, core: Core, check: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class FirstLook:
                 look = self._look = self._look or mine
             if look is mine:
                 return self._perform(mine)
-            with suppress(CancelledError):  # interrupted, in its own thread: another thread is next
+            with suppress(CancelledError):  # the checking thread was interrupted: another thread checks next
                 return look.result()
 
     def _perform(self, mine: Future[None]) -> None:
@@ -94,7 +94,7 @@ class FirstLook:
 
 
 class AsyncFirstLook:
-    """The same on event loops: each has its own."""
+    """The first check on event loops: each loop has its own."""
 
     def __init__(self, core: Core, check: Callable[[], Awaitable[None]]) -> None:
         self._core = core
@@ -114,7 +114,7 @@ class AsyncFirstLook:
             if look is None or look.get_loop() is not loop:
                 return await self._perform(loop.create_future())
             await asyncio.wait((look,))
-            if not look.cancelled():  # else its caller was, and another one is next
+            if not look.cancelled():  # else the checking caller was cancelled: another one checks next
                 return look.result()
 
     async def _perform(self, mine: asyncio.Future[None]) -> None:
@@ -124,11 +124,11 @@ class AsyncFirstLook:
         except Exception as error:
             self._end(mine)
             mine.set_exception(error)
-            mine.exception()  # without a waiter, no one would retrieve it
+            mine.exception()  # marks the exception as retrieved: there may be no waiter
             raise
         except BaseException:
             self._end(mine)
-            with suppress(RuntimeError):  # its loop was closed under it
+            with suppress(RuntimeError):  # the loop was closed while this waited
                 mine.cancel()
             raise
         self._end(mine)

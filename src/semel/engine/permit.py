@@ -21,36 +21,36 @@ _new: Final[Any] = tuple.__new__  # every renewal and every failed command makes
 
 
 class Permit(PermitSteps, PermitEvents):
-    """The right to run one command's handler, and what the handler may ask of Semel.
+    """The right to run one command's handler, and the handler's interface to Semel.
 
     ``attempt`` counts the grants of this record, ``generation`` grows only when an execution (not a step of one) was
     settled as "did not happen", ``lost`` turns true when another attempt was granted the record.
     """
 
-    # What most commands do not change is an attribute of the class.
+    # Defaults that most commands keep are attributes of the class.
     _begun: bool | None = None
     kept = True
     unit: Any = None
-    handler_thread: int | None = None  # where its handler has begun, in threads
-    requested_outcome: Outcome | None = None  # what the holder has asked to be settled
+    handler_thread: int | None = None  # the id of the thread that its handler began in
+    requested_outcome: Outcome | None = None  # the outcome that the holder asked to settle
     lost = False
-    inherited = False  # a parent process's: this one, forked while the handler ran, has nothing to say of it
+    inherited = False  # a parent process's: this one was forked while the handler ran, and may not settle it
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None
     _on_lost: Callable[[], object] | None = None
-    given: Grant | None = None  # what was granted, where a fence does not say all of it
+    given: Grant | None = None  # the grant, if the fence alone does not determine it
     _deadline_monotonic: float | None = None
 
     def __init__(self, command: Command, claim: Claim, fence: int, now_monotonic: float) -> None:
-        self.asked = command  # or a request that has what a command has
+        self.asked = command  # or a request with a command's attributes
         self.claim = claim
         self.fence = fence
         self.renewed_monotonic = self._granted_monotonic = now_monotonic
 
     @property
     def begun(self) -> bool:
-        """Whether the effect may have begun: of an operation that does not mark that point, from the beginning."""
+        """Whether the effect may have begun: true from the start if the operation does not mark that point."""
         return not self.asked.policy.marks_effects if self._begun is None else self._begun
 
     @begun.setter
@@ -64,12 +64,12 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def holder(self) -> Renewal:
-        """The id, fence and nonce by which a store knows this permit."""
+        """The id, fence and nonce that identify this permit to a store."""
         return _new(Renewal, (self.claim.id, self.fence, self.claim.nonce))  # type: ignore[no-any-return]
 
     @property
     def execution_id(self) -> bytes:
-        """The operation's id as stores have it, 16 bytes."""
+        """The operation's id as stores hold it, 16 bytes."""
         return (self.given or self.claim).operation_id
 
     @property
@@ -112,7 +112,7 @@ class Permit(PermitSteps, PermitEvents):
         return self.grant.generation
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for one downstream call, stable over retries, takeovers and a lost claim.
+        """Derive a key for one downstream call, stable over retries, takeovers and a lost claim.
 
         Parameters: ``name`` of the call, such as "charge"; ``ordinal`` tells repeated calls apart.
         """
@@ -130,7 +130,7 @@ class Permit(PermitSteps, PermitEvents):
     def result(self, resource_type: str, resource_id: str) -> None:
         """Name the resource that this command made, for the operation's status.
 
-        Raises PolicyError where one of them is no text, or holds half of a character, which no store can keep.
+        Raises PolicyError if one of them is not a text, or contains a lone surrogate, which cannot be encoded.
         """
         for name, text in (("resource_type", resource_type), ("resource_id", resource_id)):
             if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -149,11 +149,11 @@ class Permit(PermitSteps, PermitEvents):
         return self.unit.connection
 
     def when_lost(self, act: Callable[[], object]) -> None:
-        """Register a function that is called if the record is granted to another attempt while this handler runs."""
+        """Register a function to call if another attempt is granted the record while this handler runs."""
         self._on_lost = act
 
     def lose(self) -> None:
-        """Another attempt was granted the record; from here on every write of this permit is refused."""
+        """Mark the permit as lost to another attempt; from here on every write with it is refused."""
         if not self.lost:
             self.lost = True
             if self._on_lost is not None:
@@ -162,7 +162,7 @@ class Permit(PermitSteps, PermitEvents):
 
 if TYPE_CHECKING:
 
-    class AsyncPermit(AwaitedSteps, Permit):  # its steps are awaited, whatever their calls are
+    class AsyncPermit(AwaitedSteps, Permit):  # its steps are awaited, even if their calls are not
         """The permit of an async engine, for type checkers. At run time it is :class:`Permit`."""
 
 else:

@@ -1,8 +1,8 @@
 """An engine's background work: renew live leases, and release claims without an owner.
 
-A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
-that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
-A settlement that was not confirmed is repeated for as long.
+An abandoned claim (its reply was lost, its caller cancelled) is released by its nonce, again and again until
+the store confirms or the lease is over. Renewal is one call for all live permits, and ends at their deadline.
+An unconfirmed settlement is retried for as long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
 _UNRENEWED: Final = "and so cannot renew the command's lease: nothing was run"
-OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
+OUTAGE_SECONDS_MAX: Final = 600.0  # how long after its lease a claim's release is retried while the store fails
 
 
 class AbandonedClaims:
@@ -44,38 +44,38 @@ class AbandonedClaims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._until: dict[tuple[bytes, bytes], float] = {}
-        self._keeping: set[tuple[bytes, bytes]] = set()  # those whose operations are kept
+        self._keeping: set[tuple[bytes, bytes]] = set()  # claims whose operations outlive their keys
 
     def __bool__(self) -> bool:
         return bool(self._until)
 
     def add(self, claim: Claim) -> None:
-        """This claim was given up on."""
+        """Add a claim that its caller has abandoned."""
         with self._lock:
             self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
             if claim.kept is not None:
                 self._keeping.add((claim.id, claim.nonce))
 
     def release(self, store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
-        """Makes the flow that releases these."""
+        """Return a maker of the flow that releases these claims."""
         keeps = not self._keeping.isdisjoint(nonces)
         return lambda: abandoning(store, nonces, keeps)
 
     def batch(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The next ones to release, in the store's order."""
+        """Return the next claims to release, in the store's order."""
         with self._lock:
             return tuple(sorted(self._until)[:ABANDON_MAX])
 
     def forget_released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
-        """Forget those that were seen to be released, and those that are not there although their lease is over."""
+        """Forget claims that the store has released, and those that it does not have although their lease is over."""
         now = time.monotonic()
         with self._lock:
             for nonce, seen in zip(nonces, gone, strict=True):
-                if seen or self._until.get(nonce, now) <= now:  # another loop's round may have seen it, too
+                if seen or self._until.get(nonce, now) <= now:  # another loop's round may have forgotten it already
                     self._forget(nonce)
 
     def forget_overdue(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
-        """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
+        """Forget claims long overdue while the store fails; not at once, or an outage would leave them UNKNOWN."""
         now = time.monotonic()
         with self._lock:
             for nonce in nonces:
@@ -91,7 +91,7 @@ _NO_BEAT: Final = sys.maxsize
 
 
 class _Upkeep(Generic[P]):
-    """One round, in either form. An error of the store does not matter: the next round tries again."""
+    """One round of background work, sync or async. A store error does not matter: the next round tries again."""
 
     _abandoned: AbandonedClaims
     _performer: P
@@ -148,7 +148,7 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
     def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop = loop
         self._beat: asyncio.TimerHandle | None = None
-        self.beat_us = _NO_BEAT  # the lease, in microseconds, that it was set for
+        self.beat_us = _NO_BEAT  # the lease, in microseconds, that the timer was set for
         self._tasks: set[asyncio.Task[Any]] = set()
         self._release_task: asyncio.Task[Any] | None = None
         self._closing = False
@@ -161,7 +161,7 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
             self._begin_loop(loop)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that ``close`` waits for."""
+        """Start a task that ``close`` waits for."""
         self._check_loop()
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -180,12 +180,12 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
         self._closing = False
 
     def watch(self, permit: Permit) -> None:
-        """See to it that this permit is renewed, also where the others have much longer leases."""
+        """Schedule renewals of this permit, even if the others have much longer leases."""
         loop = asyncio.get_running_loop()
         if self.loop is not loop:
             self._begin_loop(loop)
         if self.beat_us <= permit.claim.terms.lease_us:
-            return  # it was set no later than now, for a lease that is no longer
+            return  # the timer was set earlier, for a lease that is not longer
         at = loop.time() + self._core.beat_of(permit)
         if self._beat is None or at < self._beat.when():
             if self._beat is not None:
@@ -201,9 +201,9 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
             self._release_task = self.spawn(self._release())
 
     async def confirm(self, settlement: Settlement, permit: Permit, seconds: float) -> Settling:
-        """Repeat this settlement and listen for so many seconds.
+        """Retry this settlement and wait so many seconds for its confirmation.
 
-        Raises StoreTimeout: not confirmed meanwhile; it is repeated in the background until the lease is over.
+        Raises StoreTimeout: not confirmed meanwhile; it is retried in the background until the lease is over.
         """
         task = self.repeat(settlement, permit, seconds)
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -213,7 +213,7 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
         return reply
 
     def repeat(self, settlement: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
-        """Repeat this settlement in a separate task until the lease expires, or for this many seconds if longer."""
+        """Retry this settlement in a separate task until the lease expires, or for this many seconds if longer."""
         until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
         return self.spawn(self._performer.drive(settle_until_confirmed(self._store, settlement, until)))
 
@@ -262,8 +262,8 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
     def close(self) -> None:
         """Wait for the live handlers, whose leases are renewed to the end; then end the thread.
 
-        What is unconfirmed or given up is tried once more. A handler past its deadline is not waited for, nor one of
-        the calling thread, which could never end.
+        Unconfirmed settlements and abandoned claims are tried once more. It does not wait for a handler past its
+        deadline, nor for one in the calling thread, which could never end.
         """
         while any(self._is_awaited(permit) for permit in list(self._core.live.values())):
             threading.Event().wait(CLOSE_LOOK_SECONDS)
@@ -285,7 +285,7 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         self.begin_process()
 
     def watch(self) -> None:
-        """See to it that all live permits are renewed, and the rest is done.
+        """Ensure that a thread renews all live permits and does the other background work.
 
         Raises StoreUnavailable: this process cannot start the thread that would renew them.
         """
@@ -299,14 +299,14 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         self._abandoned.add(claim)
         try:
             self.watch()
-        except StoreUnavailable:  # no thread is to be had: once here; the next thread tries again
+        except StoreUnavailable:  # no thread can start: release once here; the next thread tries again
             self._release()
 
     def confirm(self, settlement: Settlement, seconds: float) -> None:
         """Repeat this settlement in the background, until the store has it or so many seconds are over."""
         with self._changed:
             self._unconfirmed[settlement] = time.monotonic() + seconds
-        with suppress(StoreUnavailable):  # no thread is to be had: the next one repeats it, or the end
+        with suppress(StoreUnavailable):  # no thread can start: the next thread retries, or ``close``
             self.watch()
 
     def renew(self) -> None:
@@ -332,7 +332,7 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
             try:
                 self._performer.store_call("settle", settling(self._store, settlement).make)
                 over.add(settlement)
-            except SemelError:  # the store cannot be reached: the others would wait for it, one after the other
+            except SemelError:  # the store is unreachable: the others would time out one after the other
                 break
             except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
                 self._confirm_trouble.note_error(error)

@@ -1,8 +1,8 @@
 """Check that the store and its server's settings meet the needs of the declared operations.
 
-EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nothing
-shows it. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream
-tells the repetition. ATOMIC is checked beside the backend, which has units or has not.
+EXTERNAL needs records that survive a restart of the server: if they are lost, a retry silently runs the command
+again. IDEMPOTENT does not: a record that is made anew derives the same keys, so that the downstream recognises the
+repetition. ATOMIC is checked with the backend, which supports units or does not.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Needs:
         self._volatile: str | None = None  # the name of a store that lives and dies with this process
         self.require_durable = False
         self.counts_not: str | None = None  # the name of a store that does not count new keys
-        self.refuse: Observed | None = None  # what makes EXTERNAL operations impossible
+        self.refuse: Observed | None = None  # observations that rule out EXTERNAL operations
 
     def declare(self, operation: str, policy: Policy) -> None:
-        """An operation that this engine will be used for.
+        """Check and record an operation that this engine will run.
 
-        Raises ConfigurationError where the store, which was looked at before, cannot hold it.
+        Raises ConfigurationError if the store was already inspected and cannot hold it.
         """
         check_sealer(operation, policy, self._sealer)
         if policy.quota is not None:
@@ -74,19 +74,19 @@ class Needs:
         self.check(operation, policy)
 
     def check_counts(self, where: str) -> None:
-        """Raise ConfigurationError where new keys are to be counted, and the store cannot."""
+        """Raise ConfigurationError if new keys must be counted and the store cannot count them."""
         if self.counts_not is not None:
             raise ConfigurationError(_NO_QUOTAS.format(where=where, name=self.counts_not))
 
     def check(self, operation: str, policy: Policy) -> None:
-        """Raise ConfigurationError where the store would forget that this operation ran."""
+        """Raise ConfigurationError if the store could forget that this operation ran."""
         if self.refuse is not None and policy.effects is Effects.EXTERNAL:
             raise self._error(operation, self.refuse)
 
     def learn_kind(self, name: str, capabilities: Capabilities, *, accepts_loss: bool) -> None:
         """Record the durability of this kind of store.
 
-        Raises ConfigurationError where it must be durable, and is not.
+        Raises ConfigurationError if it must be durable and is not.
         """
         if capabilities.survives_process_crash and capabilities.shared_between_processes:
             return
@@ -99,7 +99,7 @@ class Needs:
             self._warn()
 
     def _warn(self) -> None:
-        """Say once that the declared operations are safe in this process alone."""
+        """Warn once that the declared operations are safe in this process alone."""
         if self._volatile is not None and self._protected:
             name, self._volatile = self._volatile, None
             _LOG.warning(_OWN_MEMORY, name, repr(min(self._protected)), name)
@@ -107,7 +107,7 @@ class Needs:
     def learn(self, observed: Sequence[Observed], *, accepts_loss: bool) -> None:
         """Record the observations about the store's server.
 
-        Raises ConfigurationError where it cannot be used, or not for an operation declared so far.
+        Raises ConfigurationError if it cannot be used, or not for an operation declared so far.
         """
         for seen in observed:
             if seen.level == "unusable":

@@ -61,19 +61,19 @@ class Result:
 
 
 def stored_result(verdict: Refusal) -> Result:
-    """The result of a command that another attempt ran: the replay, or the error its verdict is raised as."""
+    """Return the replay of a command that another attempt ran, or raise the error for its verdict."""
     if isinstance(verdict, Replay):
         return Result(verdict.answer, True, uuid_text(verdict.operation_id))
     raise command_error(verdict)
 
 
 def own_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
-    """The result of a command that ran here: the stored outcome, or ``instead`` if the store has a different one."""
+    """Return the result of a command that ran here: the stored outcome, or ``instead`` if the store has another."""
     return Result(answer, False, permit.operation_id) if instead is None else superseded_result(instead)
 
 
 def superseded_result(instead: Verdict) -> Result:
-    """The result of a handler whose outcome was refused: the record's current outcome."""
+    """Return the record's current outcome, for a handler whose own outcome was refused."""
     if isinstance(instead, Proceed):
         raise SupersededError(
             "this handler's outcome was refused: another attempt holds the record; retry with the same key"
@@ -83,7 +83,7 @@ def superseded_result(instead: Verdict) -> Result:
 
 
 def answer_from(returned: object) -> Answer:
-    """A handler's return value as an answer; any other type is the developer's error and settled as one.
+    """Return a handler's return value as an answer; any other type is the developer's error and settled as one.
 
     Raises TypeError, naming what to return.
     """
@@ -96,15 +96,15 @@ def answer_from(returned: object) -> Answer:
 
 
 def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> Outcome:
-    """The outcome of a handler that returned: the meaning of its answer, or its explicit refusal.
+    """Return the outcome of a handler that returned: the meaning of its answer, or its explicit refusal.
 
-    A status says it over HTTP; a handler without one returns ``Refused(answer)``.
+    Over HTTP the status tells which; a handler without a status returns ``Refused(answer)`` to refuse.
     """
     return returned if isinstance(returned, Refused) else classify_answer(returned, policy, begun=begun)
 
 
 def command_error(verdict: Refusal) -> CommandError:
-    """The error that a verdict other than Proceed and Replay is raised as."""
+    """Return the error to raise for a verdict other than Proceed and Replay."""
     if isinstance(verdict, KeyReused):
         other, state = verdict.operation_id, verdict.state
         is_over, name = state in OVER_STATES, "" if state is None else f" ({state.name})"

@@ -1,6 +1,6 @@
 """Perform the engine's asks: on an event loop, and in ordinary threads.
 
-These two and the two ``upkeep`` classes are all that exists twice below the shells.
+These two and the two ``Upkeep`` classes are the only code below the shells with a sync and an async form.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class AsyncPerformer(_Performer):
 
     def __init__(self, core: Core, backend: Backend) -> None:
         super().__init__(core, backend)
-        # As ``store_one``, without an observer.
+        # ``store_one`` without an observer.
         self.ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         batches: bool = getattr(self._driver, "coalesces", False)
         if batches:
             self.ask_one = Coalescers(
                 self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
             ).ask
-        # Of a driver that has its replies at once.
+        # Set for a driver that replies without awaiting.
         self.claim_at_once: Callable[..., Replay | tuple[Claim, Verdict | int]] | None = getattr(
             self._driver, "claim_at_once", None
         )
@@ -81,7 +81,7 @@ class AsyncPerformer(_Performer):
         self.kept_answer: Callable[[bytes, str, bytes], Replay | Literal[False] | None] | None = getattr(
             self._driver, "kept_answer", None
         )
-        # Of a store whose look is a round trip: records that have an answer, as far as this process has seen.
+        # For a store whose look is a round trip: the records that this process has seen answered.
         self._look_kept: Callable[[Sequence[Known]], Flow[list[Replay | None]]] | None = (
             getattr(backend.store, "look_kept", None) if batches else None
         )
@@ -99,37 +99,37 @@ class AsyncPerformer(_Performer):
         return self._through(verb, self._driver.run_async, make)
 
     def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
-        """Make one request of a verb that takes many, with those of other callers if the driver gains by it.
+        """Make one request of a verb that takes many, batched with other callers' if the driver gains by it.
 
-        Raises StoreUnavailable, at once, where too many requests are waiting.
+        Raises StoreUnavailable at once if too many requests are waiting.
         """
         if self._core.observing:
             return self._through(verb, self.ask_one, verb, many, request)
         return self.ask_one(verb, many, request)
 
     async def look_kept(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
-        """The kept answer of a record that is ``answered``; None where only a claim can tell what is there.
+        """Return the kept answer of a record that is ``answered``; None if only a claim can tell what is there.
 
-        Raises StoreTimeout: a claim would wait for as long once more.
+        Raises StoreTimeout: a claim would wait as long again.
         """
         assert self._look_kept is not None
         try:
             kept: Replay | None = await self.store_one("look_kept", self._look_kept, (id, recipe, fingerprint))
-        except StoreUnavailable:  # it was refused, or not sent: nothing is known, and a claim may fare better
+        except StoreUnavailable:  # the look was refused, or not sent: nothing is known, and a claim may succeed
             kept = None
         if kept is None:
             self.answered.discard(id)
         return kept
 
     def note_answered(self, id: bytes) -> None:
-        """This record has an answer that is kept."""
+        """Remember that this record has a kept answer."""
         if self._look_kept is not None:
             if len(self.answered) >= ANSWERED_MAX:
-                self.answered.clear()  # a record that is forgotten here is met by a claim
+                self.answered.clear()  # for a record that is forgotten here, the engine claims
             self.answered.add(id)
 
     def note_settled(self, settlement: Settlement, reply: Settling) -> None:
-        """A record was settled; it may have a kept answer since."""
+        """Note that a record was settled and so may have a kept answer."""
         if type(reply) is Settled and settlement.answer_kind is _KEPT:
             self.note_answered(settlement.id)
 
@@ -142,7 +142,7 @@ class AsyncPerformer(_Performer):
             raise
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Make a store call that is observed."""
+        """Make a store call and report it to the observer."""
         core = self._core
         started = time.perf_counter() if core.observing else 0.0
         try:
@@ -215,7 +215,7 @@ class AsyncPerformer(_Performer):
         woken: asyncio.Future[bool] = loop.create_future()
 
         def wake(to_look: bool) -> None:
-            with suppress(RuntimeError):  # its loop was closed under it: the settlement is not to suffer for that
+            with suppress(RuntimeError):  # the loop was closed meanwhile, which must not fail the settlement
                 loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(to_look))
 
         with self._core.waking(needed, wake) as seconds:
@@ -261,7 +261,7 @@ class SyncPerformer(_Performer):
         return run_shielded(lambda: self.drive_here(flow, attempt))
 
     def drive_here(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
-        """The same in the calling thread, which the user's own connection may belong to: only for joined units."""
+        """Perform a flow in the calling thread, which may own the user's connection: only for joined units."""
         try:
             needed = next(flow)
             while True:

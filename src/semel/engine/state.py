@@ -62,7 +62,7 @@ NOTED_MAX: Final = 1000
 _LOG: Final = logging.getLogger("semel")
 _NONCE, _AFTER_NONCE = slice(16), slice(16, None)
 _new: Final[Any] = tuple.__new__  # every command pays for a claim
-FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
+FOLLOW_SECONDS: Final = 1.0  # after which a waiter checks that another one of its process still polls
 
 
 class EngineOptions(TypedDict, total=False):
@@ -103,20 +103,20 @@ class Core(CommandEvents):
         self.sealer = validate_sealer(sealer)
         self.draining = False
         self.needs = Needs(self.sealer)
-        self._noted: set[tuple[str, str]] = set()  # the answers that cannot be replayed and that the log names already
+        self._noted: set[tuple[str, str]] = set()  # the unreplayable answers that the log names already
         self.emits = False  # whether the store keeps events
-        self.checked = False  # whether the store was looked at: at the opening, or before the first claim
-        self._opened: Identity | None = None  # what it said the first time
+        self.checked = False  # whether the store's identity was checked: at the opening, or before the first claim
+        self._opened: Identity | None = None  # the identity that it had at the first check
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
-        self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
-        self.succeed_in_store: Callable[[Claim, int, Answer], bool] | None = None  # of a store that replies at once
-        self.is_plain = False  # whether a claim asks and tells nothing here but the store
+        self.waiters_limit: Callable[[], int] | None = None  # set by a server whose threads the waiters occupy
+        self.succeed_in_store: Callable[[Claim, int, Answer], bool] | None = None  # set if the store replies at once
+        self.is_plain = False  # whether a claim involves only the store here: no observer, quota or limit
         self.begin_process()
         begin_in_children(self)
 
     def learn_backend(self, backend: Backend, *, require_durable: bool) -> None:
-        """Take note of the store at construction. Raises ConfigurationError where it does not count new keys."""
+        """Record the store's capabilities. Raises ConfigurationError if a quota needs keys counted, and it cannot."""
         self.needs.require_durable = require_durable
         self.emits = backend.store.capabilities.holds_features
         self.needs.counts_not = None if backend.store.capabilities.counts_new_keys else backend.name
@@ -136,19 +136,19 @@ class Core(CommandEvents):
         self.live: dict[bytes, Permit] = {}  # by nonce
         self.running: dict[bytes, Claim] = {}  # ATOMIC commands of this process, by record id
         self.units: dict[bytes, AnyUnit] = {}  # their open transactions, by nonce
-        self.entering: set[bytes] = set()  # nonces of claims on their way, which a drain waits for
+        self.entering: set[bytes] = set()  # nonces of claims under way, which a drain waits for
         self._lock = threading.Lock()
         self.waiting = 0
         self.waiting_by_caller: dict[tuple[str, str], int] = {}
         self._random = random.SystemRandom()
         self.wakers: dict[bytes, list[Callable[[bool], object]]] = {}  # by record id
-        # By record id: the nonce of the waiter that looks for all of them, and until when it is believed to.
+        # By record id: the nonce of the waiter that polls for all of them, and the time when it counts as gone.
         self.lookers: dict[bytes, tuple[bytes, float]] = {}
 
     # --- claims -----------------------------------------------------------------------------
 
     def may_look(self, command: Command) -> bool:
-        """Whether a kept answer is all that an attempt at this command could tell: nothing is asked or told besides."""
+        """Return whether a look for a kept answer may come before the claim: no observer, drain or refusal matters."""
         return not (self.observing or self.draining or self.needs.refuse or command.refusal or command.resumed)
 
     def attempt(self, command: Command, id: bytes | None = None) -> Claim:
@@ -164,7 +164,7 @@ class Core(CommandEvents):
 
     def plain_attempt(self, command: Command, id: bytes) -> Claim:
         """Make the claim of a command that has nothing besides its key, without an observer or a limit."""
-        bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
+        bits = os.urandom(26)  # for each attempt: two copies of a machine would share bytes drawn ahead
         return _new(  # type: ignore[no-any-return]
             Claim,
             (
@@ -186,7 +186,7 @@ class Core(CommandEvents):
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
         """The parts of a claim besides its key: the row that outlives the key, the kept request, the caller's quota.
 
-        Raises StoreUnavailable where nothing more is granted here, and ConfigurationError where the store, or this
+        Raises StoreUnavailable if nothing more is granted here, and ConfigurationError if the store, or this
         engine, cannot do what the operation declares.
         """
         self.check_open()
@@ -210,12 +210,12 @@ class Core(CommandEvents):
         )
 
     def check_open(self) -> None:
-        """Raise StoreUnavailable where nothing more may be granted here."""
+        """Raise StoreUnavailable if nothing more may be granted here."""
         if self.draining:
             raise StoreUnavailable("this process is shutting down; retry with the same key")
 
     def take_verdict(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
-        """The outcome of an attempt: the live permit of a grant, or the verdict that refuses it."""
+        """Return the live permit of a grant, or the verdict that refuses the attempt."""
         if self.observing or type(verdict) is OutcomeUnknown:
             self.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:
@@ -233,30 +233,30 @@ class Core(CommandEvents):
         return permit
 
     def note_unanswered(self, operation: str, reason: str, text: str) -> None:
-        """Log why an answer that is stored cannot be given: once for each operation and reason."""
+        """Log why a stored answer cannot be replayed: once for each operation and reason."""
         if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
             self._noted.add((operation, reason))
             _LOG.error("%s: %s (%s)", operation, text, reason)
 
     def cover(self, operation: str, resolution: Resolution) -> Resolution:
-        """An operator's or reconciler's settlement, with its answer stored as the operation declares it here."""
+        """Return an operator's or reconciler's settlement, with its answer stored as the operation declares it here."""
         return cover_resolution(resolution, self.needs.policies.get(operation), self.sealer)
 
     def conclude(self, permit: Permit) -> None:
-        """The permit is over: no more renewals; waiters in this process look again."""
+        """End the permit: no more renewals; waiters in this process look again."""
         claim = permit.claim
         self.live.pop(claim.nonce, None)
         if permit.unit is not None:
             mine = self.running.get(claim.id)
-            if mine is not None and mine.nonce == claim.nonce:  # a joined command is not entered there
+            if mine is not None and mine.nonce == claim.nonce:  # a joined command has no entry there
                 del self.running[claim.id]
         if self.wakers:
             self.wake(claim.id)
 
     def succeed_at_once(self, permit: Permit, answer: Answer) -> bool:
-        """Settle a command that succeeded, where the store replies at once and there is no more to say.
+        """Settle a command that succeeded, if the store replies at once and there is nothing else to record.
 
-        Parameters: ``answer`` of what cannot change. False: nothing is settled; only the engine's ``settle`` can.
+        Parameters: ``answer`` with immutable parts. False: nothing is settled; only the engine's ``settle`` can.
         """
         if permit.given is not None or permit.resource_type is not None or not permit.kept:
             return False
@@ -272,11 +272,11 @@ class Core(CommandEvents):
         return True
 
     def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
-        """The settlement that this permit ends its command with."""
+        """Return the settlement that ends this permit's command."""
         permit.settling = True
         emission = permit.emission
         if emission is None and permit.asked.is_plain and permit.resource_type is None and permit.kept:
-            return make_settlement(permit.given or permit.holder, outcome)  # nearly every command says nothing more
+            return make_settlement(permit.given or permit.holder, outcome)  # nearly every command records nothing else
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
@@ -292,10 +292,10 @@ class Core(CommandEvents):
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 
     def meet_running(self, claim: Claim, under: Under | None = None) -> tuple[Verdict, bool] | None:
-        """Enter an ATOMIC command; what another one of this process, with the same key, means to it.
+        """Enter an ATOMIC command; return the verdict if another one with the same key runs in this process.
 
-        And whether that is sure: another attempt that has not been granted may itself be refused, or be a replay. Whose
-        key it is, only the store can say. None: there is no other, and ``leave_ungranted`` follows.
+        Also whether that is certain: an attempt that is not granted yet may itself be refused or replayed, and only the
+        store knows whose key it is. None: there is no other; call ``leave_ungranted`` afterwards.
         """
         other = self.running.setdefault(claim.id, claim)
         if other is claim:
@@ -305,7 +305,7 @@ class Core(CommandEvents):
         return InProgress(other.operation_id, other.terms.lease_us), False
 
     def leave_ungranted(self, claim: Claim) -> None:
-        """The claim of an ATOMIC command has ended: where it was not granted, nothing runs here."""
+        """Remove the entry of an ATOMIC command whose claim has ended without a grant."""
         if claim.nonce not in self.units:
             del self.running[claim.id]
 
@@ -319,7 +319,7 @@ class Core(CommandEvents):
 
     @contextmanager
     def waiter(self, claim: Claim, seconds: float) -> Iterator[bool]:
-        """Take a waiter's place; yields whether there was one for this process and this caller."""
+        """Take a waiter's place; yield whether this process and this caller had one left."""
         caller = (claim.scope.tenant, claim.scope.caller)
         with self._lock:
             mine = self.waiting_by_caller.get(caller, 0)
@@ -342,22 +342,22 @@ class Core(CommandEvents):
                 self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
 
     def finish_waiting(self, claim: Claim, verdict: Verdict) -> Verdict:
-        """End a wait with its verdict; if that is an answer, wake the other waiters, who look at once."""
+        """End a wait with its verdict; if that is an outcome, wake the other waiters, who look at once."""
         if not isinstance(verdict, InProgress | Proceed):
             self.wake(claim.id)
         return verdict
 
     def wake(self, id: bytes) -> None:
-        """Have all who wait for this record in this process look at it."""
+        """Make all waiters for this record in this process look at it."""
         for wake in self.wakers.pop(id, ()):
             wake(True)
 
     def looks(self, needed: PauseToLook) -> bool:
-        """Whether this waiter is the one of its process that looks at the record."""
+        """Return whether this waiter is the one in its process that polls the record."""
         return self.lookers.get(needed.id, (None,))[0] == needed.waiter
 
     def _stop_looking(self, claim: Claim) -> None:
-        """Leave the looking to another one, if this waiter had it: to whichever still waits and comes first."""
+        """If this waiter polls the record, stop, and leave polling to the first other waiter."""
         with self._lock:
             if self.lookers.get(claim.id, (None,))[0] != claim.nonce:
                 return
@@ -368,10 +368,10 @@ class Core(CommandEvents):
 
     @contextmanager
     def waking(self, needed: PauseToLook, wake: Callable[[bool], object]) -> Iterator[float]:
-        """Have ``wake`` called when a record's waiters should look (True), or its looker has gone (False).
+        """Arrange for ``wake`` calls: True when a record's waiters should look, False when its poller has gone.
 
-        Yields how long to wait, in seconds: until the look, where this waiter is the one that looks, else until it is
-        time to see whether another one still does. A looker that is late is replaced: its event loop may be gone.
+        Yields how many seconds to wait: until the next look if this waiter polls, else until it is time to check that
+        another one still does. A poller that is late is replaced: its event loop may be gone.
         """
         id, now = needed.id, time.monotonic()
         with self._lock:
@@ -391,7 +391,7 @@ class Core(CommandEvents):
                         del self.wakers[id]
 
     def drain(self, seconds: float) -> Flow[bool]:
-        """Grant nothing more; True if every live permit, and every claim on its way, ends within ``seconds``."""
+        """Grant nothing more; return True if every live permit and every claim under way ends within ``seconds``."""
         self.draining = True
         self._weigh()
         ends = (yield from ask(Elapsed())) + seconds
@@ -406,15 +406,15 @@ class Core(CommandEvents):
     # --- leases -----------------------------------------------------------------------------
 
     def beat_seconds(self) -> float | None:
-        """The seconds until the live permits should be checked again; None if there are none."""
+        """Return the seconds until the live permits should be checked again; None if there are none."""
         return min((self.beat_of(permit) for permit in list(self.live.values())), default=None)
 
     def beat_of(self, permit: Permit) -> float:
-        """The seconds between two checks of a permit: two for each renewal."""
+        """Return the seconds between two checks of a permit: two checks for each renewal."""
         return permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 2 / 1_000_000
 
     def due(self) -> list[Permit]:
-        """The permits that must be renewed now: a third of their lease is over, their deadline is not."""
+        """Return the permits to renew now: a third of their lease is over, their deadline is not."""
         now = time.monotonic()
         return [
             permit
@@ -426,7 +426,7 @@ class Core(CommandEvents):
         ]
 
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
-        """Note the store's reply to each."""
+        """Record the store's reply to each renewal."""
         now = time.monotonic()
         for permit, mine in zip(permits, held, strict=True):
             if mine:
@@ -441,11 +441,11 @@ class Core(CommandEvents):
     # --- start-up ---------------------------------------------------------------------------
 
     def first_identity(self) -> tuple[str, bytes]:
-        """Make the id of a store that is migrated for the first time, and the check of its id secret."""
+        """Make the id of a store that is migrated for the first time, and the check value of its id secret."""
         return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
 
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
-        """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
+        """Refuse a store with another identity, or whose server may lose records that a declared operation needs."""
         identity, observed = said
         self.check_identity(identity, quote_url(backend.url) if backend.url else "")
         self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)

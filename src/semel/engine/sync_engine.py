@@ -84,7 +84,7 @@ class Engine:
 
     @classmethod
     def connect(cls, url: str, **options: Unpack[EngineOptions]) -> Self:
-        """An engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
+        """Make an engine for a store URL, such as ``sqlite:///semel.db`` or ``memory://``; nothing is opened yet.
 
         Raises UrlError, naming what is wrong with the URL.
         """
@@ -98,7 +98,7 @@ class Engine:
         self._performer.drive(introduction(self.core, self.backend))
 
     def migrate(self) -> list[str]:
-        """Bring the store's schema up to date; the names of the migrations that ran."""
+        """Bring the store's schema up to date; return the names of the migrations that ran."""
         return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Engine:
         self.close()
 
     def drain(self, seconds: float) -> bool:
-        """Grant nothing more and let live handlers end; True if all did within ``seconds``."""
+        """Grant nothing more and let live handlers end; return True if all did within ``seconds``."""
         return self._performer.drive(self.core.drain(seconds))
 
     def perform(self, verb: str, make: MakeFlow[T]) -> T:
@@ -138,11 +138,11 @@ class Engine:
         return met
 
     def _hold(self) -> Hold[Permit]:
-        """The hold for a claim's permit: it ends the claim if its caller is interrupted."""
+        """Return a hold for a claim's permit, which ends the claim if its caller is interrupted."""
         return Hold(self._drop)
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
-        """As :meth:`claim`, into a hold of the caller's, which ends the permit where the caller is interrupted."""
+        """As :meth:`claim`, into the caller's hold, which ends the permit if the caller is interrupted."""
         return run_shielded(lambda: self._grant(hold, command, wait_seconds))
 
     def _grant(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
@@ -152,7 +152,7 @@ class Engine:
         claim = core.attempt(command)
         core.entering.add(claim.nonce)
         try:
-            core.check_open()  # once more: a drain that did not see this claim is seen by it
+            core.check_open()  # check again: a drain that began meanwhile did not see this claim
             verdict = self._verdict(claim, command, wait_seconds)
             if type(verdict) in WITHHELD:
                 verdict = give(core, command, verdict)
@@ -162,14 +162,14 @@ class Engine:
         if isinstance(met, Permit):
             if met.asked.policy.steps:
                 met.steps = self._performer.steps_of(met)
-            hold.give(met)  # first: it is dropped where no thread can renew it
+            hold.give(met)  # first, since the hold drops it if no thread can renew it
             self._upkeep.watch()
         return met
 
     def _drop(self, permit: Permit, error: BaseException | None) -> None:
-        """End a permit whose caller was interrupted: as one that never ran, or as its handler has ended."""
+        """End a permit whose caller was interrupted: as never run, or with its handler's outcome."""
         if permit.settling or permit.grant.nonce not in self.core.live:
-            return  # it has ended
+            return  # the permit has already ended
         if permit.handler_thread is not None:
             error = error if error is not None else InterruptedError("the caller was interrupted")
             outcome = permit.requested_outcome or classify_exception(error, permit.command.policy, begun=permit.begun)
@@ -195,7 +195,7 @@ class Engine:
         seconds = command.policy.wait_seconds if wait_seconds is None else wait_seconds
 
         def once_more() -> Verdict:
-            core.check_open()  # nothing more is granted to those who wait, either
+            core.check_open()  # waiters are granted nothing more, either
             return attempt(again, command)
 
         again = claim_of_waiter(self.store, claim)
@@ -211,7 +211,7 @@ class Engine:
         except StoreReadOnly as refusal:
             return self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except Exception as error:
-            # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
+            # The claim may be written, now or later: without an owner it would end as UNKNOWN.
             if isinstance(error, StoreTimeout) or not isinstance(error, SemelError):
                 self._upkeep.abandon(claim)
             raise
@@ -233,7 +233,7 @@ class Engine:
             return core.unit_claimed(claim, verdict, unit)
         except SemelError:
             raise
-        except BaseException:  # of a library's, which the flow does not hear of
+        except BaseException:  # a library's error, which the flow does not get
             for open_unit in opened:
                 self._performer.drive(ask(Rollback(open_unit)))
             raise
@@ -246,7 +246,7 @@ class Engine:
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead; so in a process that
         was forked while the handler ran, which settles nothing).
 
-        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
+        Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is retried in
         the background until the lease is over.
         """
         if permit.inherited:
@@ -280,7 +280,7 @@ class Engine:
         try:
             return self._performer.drive(settle_until_confirmed(self.store, settlement, self.confirm_seconds))
         except StoreTimeout:
-            self._upkeep.confirm(settlement, permit.claim.terms.lease_us / 1_000_000)  # however long the caller listens
+            self._upkeep.confirm(settlement, permit.claim.terms.lease_us / 1_000_000)  # even if the caller waits longer
             raise
 
     def reread(self, permit: Permit) -> Verdict:
@@ -305,7 +305,7 @@ class Engine:
         actor: str = "report",
         steps: Mapping[str, bool] | None = None,
     ) -> State:
-        """Settle an execution whose outcome another process reports, such as a provider's webhook; its state then.
+        """Settle an execution whose outcome another process reports, such as a provider's webhook; return its state.
 
         Parameters: ``operation_id`` as ``permit.operation_id``, which the handler gave to the provider; ``outcome``
         ``SucceededWith(answer)``, ``RefusedWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of
@@ -315,7 +315,7 @@ class Engine:
 
         A repeated report, or one after the handler's own answer, changes nothing where it agrees.
 
-        Raises PolicyError for what is no report; ResolveRefused where it contradicts what is settled, no record has
+        Raises PolicyError for an invalid report; ResolveRefused if it contradicts the settled outcome, no record has
         this id, or the handler may still be running (``retry_after_seconds``: have the report delivered again);
         RecordUnreadableError, StepError, StoreError.
 

@@ -1,4 +1,4 @@
-"""Plain functions as commands: ``@command`` makes a function happen once for each key, and replays its first result."""
+"""Plain functions as commands: ``@command`` runs a function once for each key, and replays its first result."""
 
 from semel.codec.shapes import Codec
 from semel.functions.declare import command, this_permit

@@ -1,8 +1,8 @@
-"""The arguments of a call by name, and what dotted paths find in them.
+"""The arguments of a call by name, and the dotted paths into them.
 
 A path is a parameter's name, and then steps joined by dots: ``order.customer.id``, ``payload.id``, ``items.0.sku``.
-A step takes the member of a mapping, the item of a list or tuple where it is a number, and the attribute of anything
-else. What is longer belongs into a function: ``key=lambda order: ...``.
+A step takes the member of a mapping, the item of a list or tuple if it is a number, and the attribute of anything
+else. Use a function for anything more: ``key=lambda order: ...``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):
-    """A path leads nowhere; the message explains why."""
+    """A path without a value; the message explains why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ _TEXTS: Final = "a text, a whole number, a UUID or a date"
 
 
 def text_of(value: object) -> str | None:
-    """A value as part of a key or a caller; None where its type has no obvious text."""
+    """Return a value's text for a key or a caller; None if its type has no obvious text."""
     if isinstance(value, str):
-        return str.__str__(value)  # of a text enum its text, never its name
+        return str.__str__(value)  # for a text enum its text, never its name
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, date):
@@ -92,16 +92,16 @@ def text_of(value: object) -> str | None:
 # --- keys -----------------------------------------------------------------------------------------
 
 KeyOfCall = str | tuple[str, ...] | Callable[..., object] | None
-"""A path of the arguments, a tuple of paths, or a function of them; None where each call is given its key."""
+"""A path into the arguments, a tuple of paths, or a function of them; None if each call provides its key."""
 
 MakeKey = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], str]
-"""From the bound arguments, and from the call's own args and kwargs, to the key."""
+"""A function of the bound arguments, and of the call's own args and kwargs, that returns the key."""
 
 
 def key_maker(key: object, parameters: Sequence[str]) -> MakeKey | None:
     """Make the function that derives a call's key; None if every call must provide one.
 
-    Parameters: ``key`` as it was declared: a path, a tuple of paths, a function, or None.
+    Parameters: ``key`` as declared: a path, a tuple of paths, a function, or None.
 
     Raises ConfigurationError.
     """
@@ -152,7 +152,7 @@ def _key_part(path: Path, arguments: Mapping[str, Any]) -> str:
 
 
 def check_key(key: object, what: str) -> str:
-    """A key as it is: not empty, not too long, valid Unicode. Raises MissingKey and InvalidKey; no key is repeated."""
+    """Require a non-empty, short enough, valid Unicode key. Raises MissingKey and InvalidKey, without the key."""
     if key is None or key == "" or (isinstance(key, str) and not key.strip()):
         raise MissingKey(f"{what} is empty; give a text that is the same whenever this is retried")
     if not isinstance(key, str):
@@ -167,10 +167,10 @@ def check_key(key: object, what: str) -> str:
 # --- callers --------------------------------------------------------------------------------------
 
 CallerOfCall = str | tuple[str, str] | Caller | Callable[..., Caller]
-"""A path of the arguments, two for tenant and caller, a caller, or a function of the arguments."""
+"""A path into the arguments, two for tenant and caller, a caller, or a function of the arguments."""
 
 MakeCaller = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], Caller]
-"""From the bound arguments, and from the call's own args and kwargs, to the caller."""
+"""A function of the bound arguments, and of the call's own args and kwargs, that returns the caller."""
 
 _SAY_WHO: Final = (
     "say in whose name it is called: caller='order.customer_id', caller=('order.tenant_id', 'order.customer_id'), "

@@ -1,4 +1,4 @@
-"""``@command``: declares a plain function as an operation, and refuses at once what could not be protected."""
+"""``@command``: declares a plain function as an operation, and refuses at once one that could not be protected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ this_permit: Any = PermitHere()
 """The default of a parameter that takes the permit, for type checkers: ``permit: Permit = this_permit``."""
 
 RECEIVERS: Final = ("self", "cls", "mcs")
-# Options of HTTP, and what a function does instead.
+# Options that are for HTTP only, and what to do for a function instead.
 _HTTP_ONLY: Final = {
     "key_from": "give key= a path of the arguments",
     "reference_from": "run the command by engine.run with a Command, which takes a business_ref",
@@ -54,7 +54,7 @@ _HTTP_ONLY: Final = {
 
 
 class _Settings:
-    """The options of ``@command``, until there is a function to check them against."""
+    """The options of ``@command``, kept until there is a function to check them against."""
 
     def __init__(self, engine: Any, name: str, **settings: Any) -> None:
         self.engine = engine
@@ -62,7 +62,7 @@ class _Settings:
         self.settings = settings
 
     def declare(self, function: Any) -> Once[..., Any] | AsyncOnce[..., Any]:
-        """The command that a function, a classmethod or a staticmethod is."""
+        """Make the command of a function, a classmethod or a staticmethod."""
         binds = "instance"
         if isinstance(function, classmethod | staticmethod):
             binds = "class" if isinstance(function, classmethod) else "nothing"
@@ -109,14 +109,14 @@ class _Settings:
 
 
 class DeclareSync(_Settings):
-    """Declares plain functions; what :func:`command` returns for an Engine."""
+    """Declares plain functions; :func:`command` returns it for an Engine."""
 
     def __call__(self, function: Callable[P, R]) -> Once[P, R]:
         return typing.cast("Once[P, R]", self.declare(function))
 
 
 class DeclareAsync(_Settings):
-    """Declares async functions; what :func:`command` returns for an AsyncEngine."""
+    """Declares async functions; :func:`command` returns it for an AsyncEngine."""
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncOnce[P, R]:
         return typing.cast("AsyncOnce[P, R]", self.declare(function))
@@ -163,15 +163,15 @@ def command(
     codecs: Sequence[Codec] = (),
     **options: Unpack[CommandOptions],
 ) -> Any:
-    """Make a function happen once for each key, however often it is called; every later call gets the first result.
+    """Make a function run once for each key; every later call gets the first result.
 
-    Parameters: ``engine``, or a function that returns it, asked at each call; ``name`` of the operation, stable when
-    functions are renamed; ``policy``, or ``options``, those of :class:`~semel.policy.Policy`; ``caller`` in whose name
-    it is called: a path (``"order.customer_id"``), two for tenant and caller, a :class:`~semel.http.caller.Caller`, a
+    Parameters: ``engine``, or a function that returns it, called for each call; ``name`` of the operation, stable when
+    functions are renamed; ``policy``, or ``options``, those of :class:`~semel.policy.Policy`; ``caller`` for whom it is
+    called: a path (``"order.customer_id"``), two for tenant and caller, a :class:`~semel.http.caller.Caller`, a
     function of the arguments, or :func:`~semel.http.caller.single_caller`; ``key``: a path, a tuple of paths, a
-    function of the arguments, or None where each call is given one (``charge.with_key(key)(order)``); ``include``
-    (paths) or ``exclude`` (parameters): what of the arguments tells commands apart, by default all but ``self``;
-    ``replays`` exception types that are definite refusals, kept and raised again; ``codecs`` of classes of your own.
+    function of the arguments, or None if each call provides one (``charge.with_key(key)(order)``); ``include``
+    (paths) or ``exclude`` (parameters): the arguments that distinguish commands, by default all but ``self``;
+    ``replays`` exception types that are definite refusals, stored and raised again; ``codecs`` of classes of your own.
 
     Raises PolicyError and ConfigurationError, when the function is declared, naming the option and the remedy.
 
@@ -259,7 +259,7 @@ _UNFINISHED: Final = (
 
 
 def permit_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters that take the permit: annotated as Permit, or with ``this_permit`` as their default."""
+    """Return the parameters that take the permit: annotated as Permit, or with ``this_permit`` as their default."""
     hints = annotations_of(function)
     return tuple(
         parameter.name
@@ -274,7 +274,7 @@ def _is_permit(hint: Any) -> bool:
 
 
 def check_codecs(codecs: object) -> tuple[Codec, ...]:
-    """The codecs, each for another class. Raises ConfigurationError."""
+    """Check the codecs: one for each class. Raises ConfigurationError."""
     if not isinstance(codecs, tuple | list) or not all(isinstance(each, Codec) for each in codecs):
         raise ConfigurationError("codecs= takes a tuple of Codec(TYPE, encode=..., decode=...)")
     if len({each.kind for each in codecs}) != len(codecs):
@@ -283,7 +283,7 @@ def check_codecs(codecs: object) -> tuple[Codec, ...]:
 
 
 def check_exclude(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The parameters that tell commands apart. Raises ConfigurationError."""
+    """Return the parameters that distinguish commands. Raises ConfigurationError."""
     if isinstance(exclude, str) or not isinstance(exclude, tuple | list):
         raise ConfigurationError(f"exclude= takes a tuple of parameters, such as ('note',); it is {exclude!r}")
     for name in exclude:
@@ -295,7 +295,7 @@ def check_exclude(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_include(include: object, exclude: object, names: tuple[str, ...]) -> tuple[Path, ...]:
-    """The parts of the arguments that tell commands apart instead of all. Raises ConfigurationError."""
+    """Return the parts of the arguments that distinguish commands instead of all. Raises ConfigurationError."""
     if isinstance(include, str) or not isinstance(include, tuple | list):
         raise ConfigurationError(f"include= takes a tuple of paths, such as ('order.id',); it is {include!r}")
     if include and exclude:

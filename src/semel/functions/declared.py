@@ -1,4 +1,4 @@
-"""A declared ``@command`` function, and one call of it: from arguments to a command, from its end to an answer.
+"""A declared ``@command`` function, and one call of it: its arguments become a command, its outcome an answer.
 
 No IO happens here; ``semel.functions.once`` runs it, once in threads and once on an event loop.
 """
@@ -53,9 +53,9 @@ _OPERATIONS: Final[WeakKeyDictionary[Any, dict[str, str]]] = WeakKeyDictionary()
 
 
 class ResultNotKept(NotReplayableError):
-    """The function ran, and its end cannot be kept: it is never run again, and nothing can be replayed.
+    """The function ran, but its outcome cannot be stored: it never runs again, and nothing can be replayed.
 
-    ``result`` is what the function returned, for this caller alone. The developer's to mend; the message says how.
+    ``result`` is the function's return value, for this caller alone. The developer must fix this; the message says how.
     """
 
     def __init__(self, message: str, *, operation_id: str | None = None, result: Any = None) -> None:
@@ -106,7 +106,7 @@ class DeclaredCommand:
         self._recipe = fingerprints.recipe
 
     def begin_process(self) -> None:
-        """Start with no shape on its way: at construction, and in a forked child."""
+        """Start with no shape being made: at construction, and in a forked child."""
         self._shaping = threading.Lock()
 
     @property
@@ -115,7 +115,7 @@ class DeclaredCommand:
         return getattr(self.function, "__qualname__", self.name)
 
     def _rebuilt(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        """A builder whose value is a result of the function. Raises ConfigurationError where it cannot run here."""
+        """Wrap a builder that returns the function's result. Raises ConfigurationError if it cannot run here."""
         if not inspect.iscoroutinefunction(self.function):
             if inspect.iscoroutinefunction(build):
                 raise ConfigurationError(f"{self.called} is a plain function, and its rebuild= is async; write `def`")
@@ -157,7 +157,7 @@ class DeclaredCommand:
     def shape(self) -> Shape:
         """The shape of stored results. Raises ConfigurationError if the annotation has no safe form."""
         if self._shape is None:
-            with self._shaping:  # a shape that another thread is still making has no fields yet
+            with self._shaping:  # a shape that another thread is making has no fields yet
                 annotation = annotations_of(self.function)["return"]
                 self._shape = self._shapes.of(annotation, f"the return annotation of {self.called}")
         return self._shape
@@ -176,10 +176,10 @@ class DeclaredCommand:
     # --- one call ---------------------------------------------------------------------------------
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> CommandCall:
-        """One call, as a command.
+        """Make the command of one call.
 
-        Raises TypeError as the function itself would, and ConfigurationError or RequestError where the arguments make
-        no command: nothing ran.
+        Raises TypeError as the function itself would, and ConfigurationError or RequestError if the arguments make no
+        command: nothing ran.
         """
         bound = self.signature.bind(*args, **kwargs)
         given = frozenset(bound.arguments)
@@ -212,7 +212,7 @@ class DeclaredCommand:
         return CommandCall(self, engine, shape, arguments, command, (parts, given))
 
     def _misfit(self, key: str, parts: Mapping[str, bytes]) -> RequestError | None:
-        """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
+        """Return today's limit that a call breaks, if any: the call is refused unless its key is on record."""
         try:
             self.fingerprints.check_size(parts)
             if self.policy.key_format is not None:
@@ -222,7 +222,7 @@ class DeclaredCommand:
         return None
 
     def resume(self, request: bytes, receivers: tuple[Any, ...]) -> CommandCall:
-        """A run without the caller, with the arguments that were kept. Raises RecordUnreadableError."""
+        """Make a run without the caller, with the stored arguments. Raises RecordUnreadableError."""
         assert self.kept is not None
         return CommandCall(self, self.engine(), self.shape(), self.kept.unpack(request, receivers), None)
 
@@ -246,7 +246,7 @@ class DeclaredCommand:
         return key
 
     def check_given_key(self, key: object) -> str:
-        """The key that a caller gives. Raises RequestError, and ConfigurationError where the key is declared."""
+        """Check the key that a caller gives. Raises RequestError, and ConfigurationError if the key is declared."""
         if self.make_key is not None:
             raise ConfigurationError(
                 f"the key of {self.called} is declared ({self.key_said}); a command has one way to its key: call it "
@@ -255,13 +255,13 @@ class DeclaredCommand:
         return check_key(key, f"{self.called}.with_key: the key")
 
     def with_permit(self, arguments: Mapping[str, Any], permit: Permit | None) -> inspect.BoundArguments:
-        """The arguments of the function itself."""
+        """Return the function's own arguments, with the permit."""
         ordered = {name: permit if name in self.permits else arguments[name] for name in self.full_signature.parameters}
         return inspect.BoundArguments(self.full_signature, ordered)
 
 
 class CommandCall:
-    """One call of a command, and what became of it here. ``command`` is None where a call without a key may run."""
+    """One call of a command, and its outcome in this process. ``command`` is None if a call without a key may run."""
 
     __slots__ = (
         "_arguments",
@@ -294,14 +294,14 @@ class CommandCall:
         self._counted = counted
         self._permit: Permit | None = None
         self._value: Any = None
-        self._raised: Exception | None = None  # declared: it is what is kept
+        self._raised: Exception | None = None  # a declared exception, which is stored
         self._failed: BaseException | None = None  # any other
         self._unkept: Unserialisable | None = None
 
     def arguments(self, permit: Permit | None) -> inspect.BoundArguments:
         """The function's arguments.
 
-        Raises HandlerRefused where a run that was rolled back, as after a deadlock, has changed them.
+        Raises HandlerRefused if an earlier run, rolled back as after a deadlock, has changed them.
         """
         if self._permit is not None and self._counted is not None:
             self._check_unchanged(*self._counted)
@@ -321,7 +321,7 @@ class CommandCall:
     # --- in the handler -------------------------------------------------------------------------
 
     def take_value(self, value: Any) -> Answer:
-        """The answer of a function that returned."""
+        """Make the answer of a function that returned."""
         if inspect.isawaitable(value) or isinstance(value, types.GeneratorType | types.AsyncGeneratorType):
             self._refuse_unfinished(value)
         self._value = value
@@ -333,7 +333,7 @@ class CommandCall:
         return self._fitting(kept)
 
     def take_error(self, error: BaseException) -> Refused:
-        """The refusal that a declared exception is; any other is raised again."""
+        """Turn a declared exception into a refusal; raise any other again."""
         if not self._is_declared(error):
             self._failed = error
             raise error
@@ -345,7 +345,7 @@ class CommandCall:
             return Refused(self._not_kept(why))
 
     def _is_declared(self, error: BaseException) -> bool:
-        for kind in type(error).__mro__:  # the nearest declaration holds
+        for kind in type(error).__mro__:  # the nearest declaration applies
             if kind in self._declared.replays:
                 return True
             if kind is NothingHappened or kind in self._declared.policy.nothing_happened:
@@ -390,7 +390,7 @@ class CommandCall:
     # --- to the caller --------------------------------------------------------------------------
 
     def end(self, result: Result) -> Any:
-        """The caller's result, or the declared exception. Raises CommandError if neither is stored."""
+        """Return the caller's result, or raise the declared exception. Raises CommandError if neither is stored."""
         if result.replayed:
             return self._replay(result)
         if self._unkept is not None:
@@ -415,7 +415,7 @@ class CommandCall:
             ) from error
 
     def unconfirmed_error(self, error: StoreError) -> BaseException:
-        """The exception for a store failure: before the function ran, or after it."""
+        """Return the exception for a store failure: before the function ran, or after it."""
         # An ATOMIC command is committed with its answer, or not at all: calling again is safe.
         if self._permit is None or (self._declared.atomic and not isinstance(error, NotReplicated)):
             return error
@@ -430,7 +430,7 @@ class CommandCall:
     # --- without protection, and looking ----------------------------------------------------------
 
     def record_id(self) -> bytes:
-        """The id of this command's record. Raises MissingKey where the call has no key."""
+        """Return the id of this command's record. Raises MissingKey if the call has no key."""
         if self.command is None:
             raise MissingKey("a call without a key has no record")
         return record_id(self.command.scope, self.command.key, self.engine.core.id_secret)

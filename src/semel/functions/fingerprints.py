@@ -1,8 +1,8 @@
 """The fingerprint of a call: a digest of its arguments, by name and type.
 
 Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values differ
-by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. What has no
-canonical form is refused, naming the argument: it is never left out silently.
+by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. A value without a
+canonical form is refused, naming the argument; it is never left out silently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from semel.errors import ConfigurationError, RequestTooLarge
 from semel.functions.arguments import NotThere, Path
 
 VERSION: Final = "f1"
-OPTIONAL_MAX: Final = 8  # every selection of so many parameters is tried, if a record knows fewer
+OPTIONAL_MAX: Final = 8  # all selections of up to so many parameters are tried, if a record knows fewer
 SPELLINGS_MAX: Final = 8  # so many fingerprints of former classes are tried, if a record has another one
 _REMEDY: Final = "leave it out with exclude=({root!r},) where it says nothing about what is wanted, or give a Codec"
 
@@ -37,9 +37,9 @@ _REMEDY: Final = "leave it out with exclude=({root!r},) where it says nothing ab
 class Fingerprints:
     """Makes fingerprints for one function.
 
-    Parameters: ``names`` of the parameters that count; ``paths`` instead, where only parts of them do; ``defaults`` of
+    Parameters: ``names`` of the parameters that count; ``paths`` instead, if only parts of them do; ``defaults`` of
     parameters that have one; ``codecs`` by class; ``bytes_max`` of all arguments in canonical form; ``without`` how
-    many of a class's last fields are left out, as before it had them.
+    many of a class's last fields to leave out, as before it had them.
     """
 
     names: tuple[str, ...]
@@ -49,16 +49,16 @@ class Fingerprints:
     bytes_max: int = 10 * 1024 * 1024
     without: Mapping[type, int] = dataclasses.field(default_factory=dict)
     declared: dict[str, bytes] = dataclasses.field(init=False, default_factory=dict)
-    """The counted parts of the defaults, as they were when the function was declared: it may change them later."""
+    """The counted parts of the defaults, as they were at declaration: the function may change them later."""
 
     def __post_init__(self) -> None:
         for name, root, find in self._list_parts():
             if root in self.defaults:
-                with suppress(Exception):  # of a codec, too: each call that uses the default asks again, and raises it
+                with suppress(Exception):  # any error, a codec's too: each call that uses the default raises it again
                     self.declared[name] = self.canonical(find(self.defaults), name)
 
     def _list_parts(self) -> Iterator[tuple[str, str, Callable[[Mapping[str, Any]], Any]]]:
-        """The name of each counted part, the parameter that it is of, and how it is found among the arguments."""
+        """List each counted part: its name, its parameter, and how to find it among the arguments."""
         if not self.paths:
             for name in self.names:
                 yield name, name, itemgetter(name)
@@ -74,11 +74,11 @@ class Fingerprints:
         return tuple(path.text for path in self.paths) or self.names
 
     def parts(self, arguments: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, bytes]:
-        """Each counted argument in canonical form.
+        """Return each counted argument in canonical form.
 
-        Parameters: ``given`` those that the call has passed: also a default counts as it is where it was passed.
+        Parameters: ``given`` the arguments that the call passed: a default object that is passed counts as it is now.
 
-        Raises ConfigurationError, naming an argument that has none.
+        Raises ConfigurationError, naming an argument that has no canonical form.
         """
         try:
             parts = dict(self._parts(arguments, given))
@@ -94,7 +94,7 @@ class Fingerprints:
         return parts
 
     def check_size(self, parts: Mapping[str, bytes]) -> None:
-        """Raise RequestTooLarge where the arguments are more than may be compared for a new command."""
+        """Raise RequestTooLarge if the arguments are too large to compare for a new command."""
         if sum(map(len, parts.values())) > self.bytes_max:
             raise RequestTooLarge(
                 f"the arguments are larger than {self.bytes_max} bytes (body_bytes_max); leave the large ones out with "
@@ -119,10 +119,10 @@ class Fingerprints:
         operation: str,
         secret: bytes | None,
     ) -> tuple[bytes, ...] | None:
-        """The same call's fingerprints for a record made before the function, or a class, got its newest parts.
+        """Return the call's fingerprints for a record made before the function, or a class, got its newest parts.
 
-        Only where those have a default, and the call leaves them at it: then both calls want the same. Parameters are
-        left out where the recipe says so; of a class's fields the last ones, because its recipe does not name them.
+        Only if the new parts have a default, and the call uses it: then both calls have the same intent. The recipe
+        tells which parameters to leave out; of a class, whose fields it does not name, the last fields are left out.
         """
         names = self._names_under(recipe, parts)
         if names is None:
@@ -134,7 +134,7 @@ class Fingerprints:
         return tuple(found)
 
     def _names_under(self, recipe: str, parts: Mapping[str, bytes]) -> tuple[str, ...] | None:
-        """The parts that counted under a recipe; None where this call has no part in it."""
+        """Return the parts that counted under a recipe; None if the recipe cannot be of this call."""
         if recipe == self.recipe:
             return self._count_parts()
         if self.paths:
@@ -148,9 +148,9 @@ class Fingerprints:
         return None
 
     def _former_classes(self, arguments: Mapping[str, Any]) -> Iterator[dict[type, int]]:
-        """Each class among the arguments without its last field, without its last two, and so on.
+        """Yield each class among the arguments without its last field, without its last two, and so on.
 
-        A field may be left out where every instance has its default.
+        A field may be left out if every instance has its default.
         """
         at_default: dict[type, int] = {}
         roots = [path.root for path in self.paths] or self.names
@@ -165,10 +165,10 @@ class Fingerprints:
         return islice(each, SPELLINGS_MAX)
 
     def _left_out(self, kind: Any, value: Any) -> tuple[FieldDefault, ...]:
-        """The fields that a former class had not; none of an instance that has another value in one of them.
+        """Return the fields that a former class lacked; none if an instance has a value other than the default in one.
 
-        It may have come from where ``_instances`` does not look, such as a codec: without that field it would be equal
-        to a call that wanted something else.
+        Such an instance may come from a place that ``_instances`` does not search, such as a codec: without the field
+        its call would equal one with another intent.
         """
         newest = defaults_of(kind)[-self.without[kind] :] if kind in self.without else ()
         return newest if all(self._is_at_default(value, each) for each in newest) else ()
@@ -184,12 +184,12 @@ class Fingerprints:
     def _is_default(self, name: str, part: bytes) -> bool:
         if name in self.declared:
             return part == self.declared[name]
-        with suppress(Exception):  # as there
+        with suppress(Exception):  # as in ``__post_init__``
             return part == self.canonical(self.defaults[name], name)
         return False
 
     def canonical(self, value: Any, where: str, depth: int = 0) -> bytes:
-        """A value as bytes, different for different values. Raises Unserialisable."""
+        """Return a value as bytes, different for different values. Raises Unserialisable."""
         if depth > DEPTH_MAX:
             raise Unserialisable(where, f"is nested deeper than {DEPTH_MAX} levels")
         kind = type(value)
@@ -242,7 +242,7 @@ class Fingerprints:
 
 
 def _instances(values: Iterable[Any], codecs: frozenset[type]) -> Iterator[Any]:
-    """The instances of classes with fields among some values, and in those; within a model only itself."""
+    """Return the instances of classes with fields among and inside some values, but not inside a model."""
     for value in values:
         kind = type(value)
         if kind in codecs:
@@ -276,11 +276,11 @@ def _tag(tag: str, *parts: str | bytes) -> bytes:
 
 
 def recipe_of(names: Iterable[str]) -> str:
-    """The recipe's name, from the arguments that count."""
+    """Return the recipe's name, from the arguments that count."""
     return f"{VERSION}.{hashlib.sha256(frame(*sorted(names))).hexdigest()[:16]}"
 
 
 def digest(parts: Mapping[str, bytes], operation: str, secret: bytes | None) -> bytes:
-    """32 bytes over the counted arguments of an operation; an HMAC where the engine has an id secret."""
+    """Return 32 bytes over the counted arguments of an operation; an HMAC if the engine has an id secret."""
     framed = frame("semel.function.1", operation, *(part for name in sorted(parts) for part in (name, parts[name])))
     return hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")

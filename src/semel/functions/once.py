@@ -1,4 +1,4 @@
-"""A function that happens once, as its callers see it: plain on an Engine, async on an AsyncEngine.
+"""The callable form of a command function: plain on an Engine, async on an AsyncEngine.
 
 Both are callables with the function's own signature, and descriptors, so that methods are commands too.
 """
@@ -46,15 +46,15 @@ class _Command:
 
     @property
     def engine(self) -> Any:
-        """The engine that it runs on. Raises ConfigurationError where it is not of the kind that the function needs."""
+        """The engine that it runs on. Raises ConfigurationError if it is not of the kind that the function needs."""
         return self._declared.engine()
 
     def check_result(self) -> None:
-        """Raise ConfigurationError where the return annotation has no form that could be kept."""
+        """Raise ConfigurationError if the return annotation has no form that can be stored."""
         self._declared.shape()
 
     def check_resumable(self) -> None:
-        """Raise ConfigurationError where it could not be continued without its caller."""
+        """Raise ConfigurationError if the function cannot be continued without its caller."""
         kept = self._declared.kept
         if kept is None:
             raise ConfigurationError(
@@ -68,11 +68,11 @@ class _Command:
             )
 
     def with_key(self, key: str) -> Self:
-        """The same command under this key: ``charge.with_key("order-17")(order)``.
+        """Return the same command under this key: ``charge.with_key("order-17")(order)``.
 
         Parameters: ``key``, 1 to 255 characters, the same whenever the same intent is retried.
 
-        Raises MissingKey, InvalidKey, and ConfigurationError where the key is declared to come from the arguments.
+        Raises MissingKey, InvalidKey, and ConfigurationError if the key is declared to come from the arguments.
         """
         return self._copy(_key=self._declared.check_given_key(key))
 
@@ -87,10 +87,10 @@ class _Command:
         vars(other).update(vars(self), **changed)
         return other
 
-    if not TYPE_CHECKING:  # a misspelled name is found by type checkers
+    if not TYPE_CHECKING:  # type checkers find a misspelled name
 
         def __getattr__(self, name: str) -> Any:
-            # Only what is not there otherwise; of an instance, for inspect.signature.
+            # Only for names that are not found otherwise; on an instance, for inspect.signature.
             if name == "__signature__":
                 signature = self._declared.signature
                 left = list(signature.parameters.values())[len(self._before) :]
@@ -98,7 +98,7 @@ class _Command:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> str:
-        # Named, as functions are, so that a process pool can be handed one.
+        # By name, as functions are pickled, so that it can be passed to a process pool.
         return str(getattr(self, "__qualname__"))  # noqa: B009 - of the function
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Once(_Command, Generic[P, R]):
         """Run the function once for this command; a duplicate gets the first result.
 
         Raises the function's own exception; a CommandError for every verdict but Proceed and Replay; a RequestError or
-        a ConfigurationError where the arguments make no command; StoreError where the store cannot say that this
+        a ConfigurationError if the arguments make no command; StoreError if the store cannot confirm that this
         process owns it. After the last three nothing ran.
         """
         call = self._declared.begin((*self._before, *args), kwargs, self._key)
@@ -135,21 +135,21 @@ class Once(_Command, Generic[P, R]):
         return call.take_value(value)
 
     def resume(self, permit: Permit, request: bytes) -> Answer | Refused:
-        """The handler of a completer: the function with the arguments that were kept. Raises as the function does."""
+        """Run the function with the stored arguments, as a completer's handler. Raises as the function does."""
         return self._handle(self._declared.resume(request, self._before), permit)
 
     def _run(self, arguments: inspect.BoundArguments) -> Any:
         return self._declared.function(*arguments.args, **arguments.kwargs)
 
     def record(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """This command's state in the store; None where it was never seen. Nothing runs."""
+        """Read this command's state in the store; None if it was never seen. Nothing runs."""
         call = self._declared.begin((*self._before, *args), kwargs, self._key)
         id = call.record_id()
         rows: list[Record | None] = call.engine.perform("read", lambda: call.engine.store.read((id,)))
         return rows[0]
 
     def unprotected(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself: no key, no record, no protection. It is counted; a permit parameter is None."""
+        """Call the function itself: no key, no record, no protection. Counts the call; a permit parameter is None."""
         call = self._declared.bypass((*self._before, *args), kwargs)
         ended: R = self._run(call)
         return ended
@@ -176,7 +176,7 @@ class AsyncOnce(_Command, Generic[P, R]):
                 setattr(self, name, getattr(declared.function, name))  # would call it, and never await it
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As :meth:`Once.__call__`. A cancelled caller changes nothing: the function finishes, and its end is kept."""
+        """As :meth:`Once.__call__`. If the caller is cancelled, the function finishes and its outcome is stored."""
         call = self._declared.begin((*self._before, *args), kwargs, self._key)
         if call.command is None:
             bare: R = await self._run(call.arguments(None))
@@ -225,12 +225,12 @@ class AsyncOnce(_Command, Generic[P, R]):
 
 
 def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Unpack[CompleterOptions]) -> Completer:
-    """A completer that brings abandoned calls of resumable functions to their end: ``async with completer(ship):``.
+    """Make a completer that finishes abandoned calls of resumable functions: ``async with completer(ship):``.
 
-    Parameters: ``commands`` declared with ``resumable=True``, all on one engine; a method as it is bound to the object
-    that it shall run on (``completer(shop.ship)``); ``options`` those of :class:`~semel.resuming.worker.Completer`.
+    Parameters: ``commands`` declared with ``resumable=True``, all on one engine; a method bound to the object that it
+    shall run on (``completer(shop.ship)``); ``options`` those of :class:`~semel.resuming.worker.Completer`.
 
-    Raises ConfigurationError: what is no such command, two of one name, or engines that differ.
+    Raises ConfigurationError: one is no such command, two have the same name, or the engines differ.
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine, AsyncPermit

@@ -1,4 +1,4 @@
-"""Commands over HTTP: the names for applications; each is loaded on first use."""
+"""The public names for commands over HTTP; each is loaded on first use."""
 
 from __future__ import annotations
 

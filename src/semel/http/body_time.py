@@ -18,11 +18,11 @@ from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
 
-_SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")  # where servers show a WSGI application its connection
+_SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")  # where servers pass on their connection
 
 
 def end_reading(environ: Mapping[str, Any]) -> None:
-    """Cut a request's body off at its connection, where the server shows that."""
+    """Cut off a request's body at its connection, if the server exposes it."""
     for name in _SOCKETS:
         if (connection := environ.get(name)) is not None:
             with suppress(OSError):
@@ -32,7 +32,7 @@ def end_reading(environ: Mapping[str, Any]) -> None:
 class BodyClock:
     """The bodies that the tasks of an event loop wait for; a task that waits longer than ``seconds`` is cancelled.
 
-    Most bodies are there before they are asked for, and have no limit set: :meth:`next_of` sets one when it must wait.
+    Most bodies arrive before they are read, and set no limit: :meth:`next_of` sets one when it must wait.
     """
 
     __slots__ = ("_late", "_loop", "_reading", "_seconds", "_timer")
@@ -45,11 +45,11 @@ class BodyClock:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next_of(self, receive: Callable[[], Awaitable[T]], until: float = 0.0) -> tuple[T, float]:
-        """The next piece of a body; and until when the others may come, by the loop's clock in seconds.
+        """Return the next piece of a body, and the limit for the others, in seconds of the loop's clock.
 
-        Parameters: ``until`` as the former piece's call returned it; 0 as long as none had to be waited for.
+        Parameters: ``until`` as returned for the former piece; 0 if no piece had to be waited for yet.
 
-        Raises TimeoutError: it has not come in time.
+        Raises TimeoutError: the piece has not come in time.
         """
         receiving = receive().__await__()
         try:
@@ -59,7 +59,7 @@ class BodyClock:
         return await self.wait(receiving, awaited, until)
 
     async def wait(self, receiving: Generator[Any, None, T], awaited: Any, until: float = 0.0) -> tuple[T, float]:
-        """As :meth:`next_of`, where a call of ``receive`` has begun to wait, for ``awaited``."""
+        """As :meth:`next_of`, for a call of ``receive`` that already waits, for ``awaited``."""
         if until:
             async with asyncio.timeout_at(until):
                 return await _GoOn(receiving, awaited), until
@@ -68,16 +68,16 @@ class BodyClock:
             message = await _GoOn(receiving, awaited)
         except BaseException:
             in_time = self._end(task)
-            del task  # its end would hold this frame
+            del task  # its exception would hold this frame
             if in_time:
                 raise
             raise TimeoutError from None
-        if not self._end(task):  # it was cancelled, and something between has not let it know
+        if not self._end(task):  # cancelled from here, but a layer between swallowed the cancellation
             raise TimeoutError
         return message, until
 
     def _begin(self) -> tuple[asyncio.Task[Any], float]:
-        """The running task begins to wait for a body."""
+        """Note that the running task waits for a body; return the task and its limit."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._timer, self._reading = loop, None, {}
@@ -89,11 +89,11 @@ class BodyClock:
         return task, until
 
     def _end(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a task that waits no longer was in time: False only where it was cancelled from here."""
+        """Return whether a task that has stopped waiting was in time: False only if this clock cancelled it."""
         if self._reading.pop(task, None) is not None or task not in self._late:
             return True
         self._late.discard(task)
-        return task.uncancel() > 0  # cancelled by others as well: then that counts
+        return task.uncancel() > 0  # if others cancelled it as well, that counts
 
     def _look(self) -> None:
         assert self._loop is not None
@@ -110,7 +110,7 @@ class BodyClock:
 
 
 class _GoOn(Awaitable[T]):
-    """What has begun to wait, awaited to its end. Parameters: ``awaited`` is what it waits for now."""
+    """Awaits to its end a generator that already waits, for ``awaited``."""
 
     __slots__ = ("_awaited", "_receiving")
 
@@ -137,15 +137,15 @@ class _GoOn(Awaitable[T]):
 
 @cache
 def socket_clock(seconds: float) -> SocketClock:
-    """The process's clock for bodies that may take so long: one thread watches all of them."""
+    """Return the process's clock for bodies with this limit: one thread watches all of them."""
     return SocketClock(seconds)
 
 
 class SocketClock:
-    """The same for the threads of a WSGI server: a body that comes too late is cut off at its connection.
+    """The bodies that a WSGI server's threads wait for; one that comes too late is cut off at its connection.
 
-    Where a server does not show its connection (waitress and Apache read the body themselves, wsgiref is for
-    development) its own limit holds.
+    If a server does not expose its connection (waitress and Apache read the body themselves, wsgiref is for
+    development), its own limit applies.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -161,7 +161,7 @@ class SocketClock:
         self._thread: threading.Thread | None = None
 
     def begin(self, environ: Mapping[str, Any]) -> socket.socket | None:
-        """A thread begins to read the body of a request; None where its connection is not shown."""
+        """Note that a thread reads a request's body; None if the server does not expose its connection."""
         for name in _SOCKETS:
             connection: socket.socket | None = environ.get(name)
             if connection is not None:
@@ -169,14 +169,14 @@ class SocketClock:
                     self._reading[connection] = time.monotonic() + self._seconds
                     if self._thread is None:
                         thread = threading.Thread(target=self._watch, name="semel-body-time", daemon=True)
-                        with suppress(RuntimeError):  # no more threads: the next body tries again
+                        with suppress(RuntimeError):  # no thread can start: the next body tries again
                             thread.start()
                             self._thread = thread
                 return connection
         return None
 
     def end(self, connection: socket.socket | None) -> bool:
-        """It has read it, or was cut off: then False."""
+        """Note that the thread has stopped reading; return False if its body was cut off."""
         if connection is None:
             return True
         with self._lock:

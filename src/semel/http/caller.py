@@ -34,19 +34,19 @@ class Caller:
         for name in ("tenant", "id"):
             text = getattr(self, name)
             _check(name, text)
-            if type(text) is not str:  # of an enumeration, its text: what is stored and compared is nothing else
+            if type(text) is not str:  # for an enumeration's member, its text, which is what is stored and compared
                 object.__setattr__(self, name, str.__str__(text))
 
 
 CallerOfScope = Callable[[dict[str, Any]], Caller | None]
-"""A function of an application that takes the ASGI scope or the WSGI environ, whatever mapping it calls them."""
+"""An application's function of the ASGI scope or the WSGI environ, with either annotated as any mapping."""
 
 CallerOf = Callable[[Mapping[str, Any]], Caller | None]
-"""From an ASGI scope or a WSGI environ to the caller; None for an unknown caller."""
+"""A function of an ASGI scope or a WSGI environ that returns the caller, or None for an unknown caller."""
 
 
 def single_caller(request: Mapping[str, Any]) -> Caller:
-    """The one caller of a tool that serves one tenant and one user: every key is shared by all clients."""
+    """Return one caller for every request of a tool with one tenant and one user: all clients share every key."""
     return _SINGLE
 
 

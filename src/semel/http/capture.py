@@ -1,4 +1,4 @@
-"""The application's response while it is held: what of it is stored, and when it cannot be held any longer.
+"""The application's response while it is held: which parts are stored, and when it can no longer be held.
 
 Sans-IO: the adapters feed it what the application sends. The first caller gets the application's own headers,
 all of them; the store gets the few that may be replayed, and never a session or a credential.
@@ -17,7 +17,7 @@ from semel.http.headers import BLANKS, BODYLESS_STATUSES, find_control
 from semel.policy import NEVER_REPLAYED, Policy
 
 _is_endless: Final = re.compile(rb"text/event-stream", re.IGNORECASE).match
-# What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
+# Headers of one request, never stored: a replay takes them from its own pass of the application.
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
@@ -50,21 +50,21 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "x-xss-protection",
     )
 }
-_NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
+_NAMES_MAX: Final = 100  # names that one operation logs; an application that makes names up must not fill the log
 
 
 _Headers = tuple[tuple[bytes, bytes], ...]
-_REMEMBERED: Final = frozenset({b"content-type", b"content-length"})  # what other headers say may be one caller's
+_REMEMBERED: Final = frozenset({b"content-type", b"content-length"})  # other headers may hold one caller's data
 _HEADS_MAX: Final = 256  # of one operation
 
 
 class AnswerHead(NamedTuple):
-    """What the head of an answer comes to.
+    """The parsed head of an answer.
 
-    ``kept`` is what the store gets of its ``headers``, ``dropped`` the names of those that replays may miss;
-    ``announced`` how long the body will be, as the application says, and ``sent_max`` how much of it a server sends at
-    most; ``endless`` a stream; ``bodyless`` a status that has no body; ``fits`` that it can be held; ``succeeds`` a
-    status that alone proves that all is done, and nothing is dropped.
+    ``kept`` are the ``headers`` to store, ``dropped`` the names of those that replays may miss; ``announced`` the
+    body's announced length, and ``sent_max`` how much of the body a server sends at most; ``endless`` a stream;
+    ``bodyless`` a status that has no body; ``fits`` that the answer can be held; ``succeeds`` that the status alone
+    proves success, and no header is dropped.
     """
 
     status: int = 0
@@ -83,7 +83,7 @@ _NO_HEAD: Final = AnswerHead()
 
 
 class Keeping:
-    """What a policy lets be kept of an answer: computed once for each operation."""
+    """The parts of an answer that a policy allows to be stored: computed once for each operation."""
 
     __slots__ = ("_left", "_operation", "_succeeds", "body_bytes_max", "headers", "heads", "keeps_caching", "unmissed")
 
@@ -95,17 +95,17 @@ class Keeping:
         self._operation = operation
         self._left = _NAMES_MAX
         self._succeeds = policy.success is None
-        self.heads: dict[tuple[int, _Headers], AnswerHead] = {}  # those that came before, by status and headers
+        self.heads: dict[tuple[int, _Headers], AnswerHead] = {}  # heads that were read before, by status and headers
 
     def read(self, status: int, headers: _Headers) -> AnswerHead:
-        """Read the head of an answer. It is remembered where it is about the body alone."""
+        """Read the head of an answer. It is cached if its headers are about the body alone."""
         kept: list[tuple[bytes, bytes]] = []
         dropped: list[bytes] = []
         announced, sent_max, endless, bodyless = 0, maxsize, False, status in BODYLESS_STATUSES
         names = [name.lower() for name, _ in headers]
         for name, (_, value) in zip(names, headers, strict=True):
             if name in self.headers:
-                if find_control(value) is None:  # what would break a response in two is not given to the next caller
+                if find_control(value) is None:  # a value that could split a response is not replayed
                     kept.append((name, bytes(value.strip(BLANKS))))
                 if name == b"content-type" and _is_endless(value):
                     endless = True
@@ -115,7 +115,7 @@ class Keeping:
             elif name not in self.unmissed:
                 dropped.append(name)
         own = headers
-        if bodyless:  # the length of what the application gave for a body would not be true
+        if bodyless:  # a Content-Length would be wrong, since no body is sent
             own = tuple(pair for name, pair in zip(names, headers, strict=True) if name != b"content-length")
         fits = bodyless or (announced <= self.body_bytes_max and not endless)
         succeeds = self._succeeds and 200 <= status < 300 and not dropped
@@ -123,14 +123,14 @@ class Keeping:
             int(status), own, tuple(kept), tuple(dropped), announced, sent_max, endless, bodyless, fits, succeeds
         )
         if _REMEMBERED.issuperset(names) and len(names) <= len(_REMEMBERED):
-            with suppress(TypeError):  # in another form, it cannot be looked up
+            with suppress(TypeError):  # headers in another form are not hashable
                 if len(self.heads) >= _HEADS_MAX:
                     self.heads.clear()
                 self.heads[status, headers] = head
         return head
 
     def tell_dropped(self, names: Iterable[bytes], kind: str = "response headers") -> None:
-        """Say once of each of the application's own headers that it is not kept, and what to do about it."""
+        """Log once for each of the application's own headers that it is not kept, and what to do about it."""
         new = sorted(set(names) - self.unmissed)[: self._left]
         if not new:
             return
@@ -161,10 +161,10 @@ class Capture:
     Answer(status=201, headers=((b'content-type', b'text/plain'),), body=b'done')
     """
 
-    # What few answers change is an attribute of the class.
+    # Defaults that few answers change are attributes of the class.
     _answer_head = _NO_HEAD
     _first_piece = b""
-    _later_pieces: list[bytes] | None = None  # pieces behind it, of a body that comes in several
+    _later_pieces: list[bytes] | None = None  # further pieces of a body that comes in several
     _answer_bytes = 0
     ended = False
 
@@ -192,7 +192,7 @@ class Capture:
         return self._answer_head.endless
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Take the head. False: its body is announced as too long, or as endless."""
+        """Take the head. False: it announces a body that is too long or endless."""
         keeping, lines = self._keeping, tuple(headers)
         try:
             head = keeping.heads.get((status, lines))
@@ -204,12 +204,12 @@ class Capture:
         return head.fits
 
     def restart(self) -> None:
-        """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
+        """Replace the head before anything has left (WSGI's ``exc_info``)."""
         self._answer_bytes, self._answer_head = 0, _NO_HEAD
         self._first_piece, self._later_pieces = b"", None
 
     def add(self, chunk: bytes) -> bool:
-        """Take a piece of the body. False: with it the body is too long; it is held all the same."""
+        """Take a piece of the body. False: the piece makes the body too long; it is held all the same."""
         if self._answer_head.bodyless:
             return True
         if type(chunk) is not bytes:  # a buffer, which the application may fill again
@@ -225,57 +225,57 @@ class Capture:
         return size <= self._keeping.body_bytes_max
 
     def count(self, chunk: bytes) -> None:
-        """A piece of the body went by that is not held here."""
+        """Count a piece of the body that passes through and is not held."""
         self._answer_bytes += len(chunk)
 
     def end(self) -> None:
-        """The application has sent the last of the body."""
+        """Note that the application has sent the end of the body."""
         self.ended = True
         if self._answer_bytes > self._answer_head.sent_max:
             self.cut_surplus()
 
     def cut_surplus(self) -> None:
-        """Drop what the body has beyond its announced length: a server sends it to no client."""
+        """Drop the part of the body beyond its announced length: a server sends it to no client."""
         most = self._answer_head.sent_max
         self._first_piece, self._later_pieces, self._answer_bytes = self.body[:most], None, most
 
     @property
     def complete(self) -> bool:
-        """Whether the body has ended, and is not shorter than the application announced it."""
+        """Return whether the body has ended and is not shorter than announced."""
         return self.ended and self._answer_bytes >= self._answer_head.announced
 
     @property
     def body(self) -> bytes:
-        """What is held of the body."""
+        """The part of the body that is held."""
         if self._later_pieces is not None:
             self._first_piece, self._later_pieces = b"".join((self._first_piece, *self._later_pieces)), None
         return self._first_piece
 
     def release(self) -> list[bytes]:
-        """The pieces so far, which are no longer held."""
+        """Return the pieces so far, and stop holding them."""
         pieces = [piece for piece in (self._first_piece, *(self._later_pieces or ())) if piece]
         self._first_piece, self._later_pieces = b"", None
         return pieces
 
     def to_store(self) -> Answer:
-        """The answer as the store gets it. The log hears once of what is left out."""
+        """Return the answer as stored. Each header that is left out is logged once."""
         head = self._answer_head
         if head.dropped:
             self._keeping.tell_dropped(head.dropped)
         return Answer(self.status, head.kept, self.body)
 
     def first(self, more: _Headers = ()) -> Answer:
-        """The answer as the first caller gets it: with all of the application's own headers, and ``more``."""
+        """Return the answer for the first caller: with all of the application's own headers, and ``more``."""
         return Answer(self.status, self.headers + more, self.body)
 
     def instead(self, answer: Answer) -> Answer:
-        """Semel's own answer in place of this one."""
+        """Return Semel's own answer in place of this one."""
         return instead_of(self.headers, answer)
 
 
 def instead_of(headers: _Headers, answer: Answer) -> Answer:
-    """Semel's own answer in place of one with these headers: with those for this request alone, such as cookies."""
-    if headers == answer.headers:  # a framework sends what it was given
+    """Return Semel's answer in place of one with these headers; keep those for this request alone, such as cookies."""
+    if headers == answer.headers:  # a framework sends headers as it got them
         return answer
     others = [pair for pair in headers if pair not in answer.headers]
     held = {name for name, _ in answer.headers}

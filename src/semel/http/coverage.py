@@ -2,7 +2,7 @@
 
 Frameworks are more lenient than templates: they merge slashes, decode a path again, take ``post`` for ``POST``. A
 request that might reach a protected view in this way would run unprotected, so it is refused before the application
-sees it. Flask, Quart and Django are asked where a request leads; for all others its normal spelling is compared.
+sees it. Flask, Quart and Django tell where a request leads; for all others its normal spelling is compared.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from semel.http.settings import HttpSettings
 from semel.http.spelling import normal_raw_segments, normal_segments
 
 OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
-_REDIRECT: Final = object()  # the framework sends the client to another spelling, and runs no view
+_REDIRECT: Final = object()  # the framework redirects the client to another spelling, and runs no view
 _LAYERS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 1024  # paths, which clients may make up
 _REMEMBERED_LENGTH_MAX: Final = 256
 _INNER: Final = ("wsgi_app", "asgi_app", "app", "application")
-_SAMPLES: Final = ("1", "a", "00000000-0000-4000-8000-000000000000", "2020-01-01")  # what converters take
+_SAMPLES: Final = ("1", "a", "00000000-0000-4000-8000-000000000000", "2020-01-01")  # the values that converters accept
 
 View = Callable[[str, str], object]  # from method and path to the view, _REDIRECT, or None where there is no view
 
 
 class Coverage:
-    """Judges the requests that :meth:`~semel.http.routing.Routes.find` found nothing for.
+    """Judges the requests for which :meth:`~semel.http.routing.Routes.find` finds no operation.
 
     Parameters: ``app`` inside the middleware.
     """
@@ -44,7 +44,7 @@ class Coverage:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a judgement depends on the request's method, path and headers alone: no framework is asked."""
+        """Whether a judgement depends on the request's method, path and headers alone, not on a framework."""
         return self._view is None
 
     def judge(
@@ -56,11 +56,11 @@ class Coverage:
         *,
         overriding: Sequence[str] = (),
     ) -> tuple[Route, Params] | Answer | None:
-        """The default policy's route, the answer that refuses the request, or None where it passes.
+        """Return the default policy's route, the answer that refuses the request, or None if it passes.
 
         Parameters: ``is_keyed`` says whether it carries a key; ``raw_path`` as it came over the wire, below the place
-        where the application is mounted, where the server has it; ``overriding`` what its headers of ``OVERRIDES`` name
-        as its method, which a layer inside may take for it.
+        where the application is mounted, if the server has it; ``overriding`` the method that its ``OVERRIDES`` headers
+        name, which a layer inside may use instead.
         """
         surface = self._surface
         upper = method.upper()
@@ -91,7 +91,7 @@ class Coverage:
         return None
 
     def _leads_to(self, method: str, path: str, raw_path: bytes | None) -> str | None:
-        """The template of the operation that the application may take a request for."""
+        """Return the template of the operation that the application might run for a request."""
         if not self._surface.operations:
             return None
         view = self._ask(method, path)
@@ -107,7 +107,7 @@ class Coverage:
         return (self._misspelled if is_short else self._find_misspelled)(method, path, raw)
 
     def _find_misspelled(self, method: str, path: str, raw_path: bytes) -> str | None:
-        """The template that a request would match in its normal spelling: of its path, or of the one on the wire."""
+        """Find the template that the request's path, decoded or as on the wire, matches in its normal spelling."""
         routes = self._surface.routes
         found = routes.find_misspelled(method, normal_segments(path))
         if found is None and raw_path:
@@ -115,7 +115,7 @@ class Coverage:
         return found
 
     def _ask(self, method: str, path: str) -> object:
-        """The view that the framework would call."""
+        """Return the view that the framework would call."""
         if self._protected is None:  # at the first such request: the application has all of its routes by then
             self._view = _view_of(self._app)
             self._protected = dict(self._find_protected_views(self._surface.operations))
@@ -139,7 +139,7 @@ def _fill(template: str, sample: str) -> str:
 
 
 def _view_of(app: object) -> View | None:
-    """The view lookup of the framework inside; None if unknown."""
+    """Return the view lookup of the framework inside; None if unknown."""
     found = app
     for depth in range(_LAYERS_MAX):
         found = getattr(found, "__self__", found)  # app.wsgi_app is a method
@@ -155,10 +155,10 @@ def _view_of(app: object) -> View | None:
 
 
 def _werkzeug(app: Any, *, direct: bool) -> View | None:
-    """Flask and Quart. ``direct``: no layer is between that could change the path on its way."""
+    """Return the lookup of Flask and Quart. ``direct``: no layer in between could change the path."""
     url_map = app.url_map
     if url_map.host_matching or any(rule.subdomain for rule in url_map.iter_rules()):
-        return None  # the answer would depend on the host as well
+        return None  # the view would depend on the host as well
     adapter = url_map.bind("localhost")
 
     def view(method: str, path: str) -> object:

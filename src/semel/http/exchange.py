@@ -1,8 +1,8 @@
-"""One command over HTTP, without IO: every decision that the ASGI and the WSGI adapter have in common.
+"""One command over HTTP, without IO: every decision that the ASGI and WSGI adapters share.
 
 The order of checks is the design's: the caller, then the key's syntax, then the fingerprint, then the state.
-From a request's head comes an :class:`Exchange`, or the reason why there is none; from its body a command; from
-a verdict, or from the end of the application's call, the answer that leaves. Adapters translate and do not decide.
+A request's head becomes an :class:`Exchange`, or the reason why there is none; its body becomes a command; a
+verdict, or the end of the application's call, becomes the answer that leaves. Adapters translate, never decide.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from semel.policy import Command
 from semel.resuming.request import pack_head
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
-NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
-ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which a client that got 202 may look again
+NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that contains the key or reference: it is held in memory
+ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which a client that got a 202 may poll
 ALLOWED_SECONDS: Final = 1.0  # for which the result of ``may`` holds: after a longer wait it is called again
 _NO_STORE: Final = (b"cache-control", b"no-store")
-ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is read on an event loop: nested JSON takes many milliseconds
-LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
+ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is parsed on an event loop: nested JSON takes many milliseconds
+LENGTH_DIGITS_MAX: Final = 18  # the longest Content-Length that is parsed
 _new: Final[Any] = tuple.__new__  # every replay pays for an answer
 _ENTRIES_MAX: Final = 1024  # of one route: callers send many commands
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
@@ -85,14 +85,14 @@ _CODED: Final = b"content-encoding"
 
 
 class Unprotected(NamedTuple):
-    """The request goes through without protection, which has been counted; ``mark`` goes into its answer."""
+    """A request that goes through without protection, and is already counted; ``mark`` goes into its answer."""
 
     reason: str
     mark: tuple[bytes, bytes] | None = None
 
 
 class IncompleteAnswer(SemelError):
-    """The application returned without completing its response. Whether it took effect is not known."""
+    """The application returned without completing its response. It may or may not have taken effect."""
 
 
 UNFINISHED: Final = "the application returned without completing its response"
@@ -115,7 +115,7 @@ def open_exchange(
     headers: Sequence[tuple[bytes, bytes]],
     request: Mapping[str, Any],
 ) -> Exchange | Answer | Unprotected:
-    """What becomes of a request to an operation, judged by its head.
+    """Open the exchange of a request to an operation, or say why there is none, from its head.
 
     Parameters: ``route`` and ``params`` as :meth:`Routes.find` and :func:`count_mount` gave them; ``headers`` with
     lower-case names; ``request`` what the surface's ``caller`` function reads.
@@ -154,16 +154,16 @@ def open_exchange(
 
 
 def count_mount(route: Route, params: Params, mount: str) -> tuple[Route, Params]:
-    """A route and its parameters, with the place where the application is mounted.
+    """Return a route and its parameters, with the application's mount point.
 
-    It counts: one application at two places has two operations that share their keys.
+    The mount point counts in fingerprints: one application at two places has two operations that share their keys.
     """
     place = without_slashes(mount) if mount and route.counts_mount else ""
     return route, (*params, (MOUNT, place)) if place else params
 
 
 class HeadRead(NamedTuple):
-    """What was read of a head that is not an ordinary one: the key, empty where it is none, and the fields by name."""
+    """The parsed head of a request that is not ordinary: the key, empty if there is none, and the fields by name."""
 
     key: str
     read: dict[bytes, bytes]
@@ -183,12 +183,12 @@ def _rare_head(
         return _PASS
     try:
         return HeadRead("" if route.key_from is not None else parse_key(keys), read)
-    except RequestError:  # who asks is looked at first
+    except RequestError:  # the caller is checked first
         return HeadRead("", read)
 
 
 def _unreadable_key(surface: HttpSettings, headers: Sequence[tuple[bytes, bytes]]) -> Answer:
-    """The answer to a request whose key is missing, or cannot be read."""
+    """Return the answer to a request whose key is missing or cannot be read."""
     try:
         parse_key([value for name, value in headers if name == surface.key_name])
     except RequestError as error:
@@ -197,20 +197,20 @@ def _unreadable_key(surface: HttpSettings, headers: Sequence[tuple[bytes, bytes]
 
 
 Digest = Callable[[Params, bytes, bytes], bytes | None]
-"""Makes the fingerprint of a request of its path's parameters, query and body; None where only the recipe can."""
+"""Makes a request's fingerprint from its path parameters, query and body; None if only the recipe can."""
 
 
 def _no_digest(path_params: Params, query: bytes, body: bytes) -> None:
-    """The requests of an operation whose fingerprints are not prepared."""
+    """Return None, for an operation whose fingerprints are not prepared."""
 
 
 class Entry(NamedTuple):
-    """What is the same for all requests of one route, caller, method and media type."""
+    """The shared facts of all requests with one route, caller, method and media type."""
 
     scope: Scope
     method: str
     media_type: str
-    plain_digest: Digest  # their fingerprints, where a plain operation's bodies are usual JSON
+    plain_digest: Digest  # their fingerprints, if a plain operation's bodies are usual JSON
     digest: Digest  # the same of another operation
 
 
@@ -233,14 +233,14 @@ def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> 
 def _replay_headers(
     headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
 ) -> tuple[tuple[bytes, bytes], ...] | None:
-    """As :func:`_mark_replay`; None where the body has a coding, which a client may not accept."""
+    """As :func:`_mark_replay`; None if the body has a content coding, which a client may not accept."""
     return None if any(name == _CODED for name, _ in headers) else _mark_replay(headers, mark, keeps_caching)
 
 
 def _mark_replay(
     headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """What a replay of these headers leaves with, but for the length of its body."""
+    """Return the headers of a replay of these, except its Content-Length."""
     has_caching = keeps_caching and any(name == _NO_STORE[0] for name, _ in headers)
     return (*sendable(headers), mark) if has_caching else (*sendable(headers), mark, _NO_STORE)
 
@@ -252,21 +252,21 @@ def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
 
 
 def _refuse_uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
-    """A request of an unknown caller."""
+    """Refuse a request of an unknown caller."""
     if caller is not None:
         raise ConfigurationError(f"caller= returned {name_type(caller)}; it must return a Caller or None")
     return _mark_unprotected(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
 
 
 def read_counted_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
-    """Names and values of the headers that were declared to count and are there, without blanks around a value."""
+    """Return names and values of the declared headers that count and are present, without blanks around a value."""
     return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
 
 
 def read_joined(
     key_name: bytes, headers: Iterable[tuple[bytes, bytes]], known: Collection[bytes], counted: Collection[bytes]
 ) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The lines of the key, and the fields that are known or counted by name, several lines of one joined."""
+    """Return the key's lines, and the known or counted fields by name, with several lines of a field joined."""
     keys: list[bytes] = []
     read: dict[bytes, bytes] = {}
     for name, value in headers:
@@ -278,7 +278,7 @@ def read_joined(
 
 
 def _misfit(route: Route, key: str) -> RequestError | None:
-    """Why a key is not one of the operation's format, if it is not."""
+    """Return why a key does not have the operation's format, or None if it does."""
     if route.policy.key_format is not None:
         try:
             route.policy.key_format.check(key, time.time())
@@ -288,12 +288,12 @@ def _misfit(route: Route, key: str) -> RequestError | None:
 
 
 def is_announced_too_long(length: bytes, route: Route) -> bool:
-    """Whether a Content-Length is more than is read."""
+    """Return whether a Content-Length exceeds the limit."""
     return length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > route.bytes_read_max)
 
 
 def too_large(route: Route) -> RequestTooLarge:
-    """The refusal of a body that may not run."""
+    """Return the refusal of a body that is too long to run."""
     return RequestTooLarge(f"The body is larger than {route.policy.body_bytes_max} bytes; send a smaller one.")
 
 
@@ -306,21 +306,21 @@ _NOT_OF_THIS_KEY: Final = (ReferenceTaken, QuotaExceeded, Unreadable)
 
 
 class Exchange:
-    """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said so."""
+    """A command being built, and then its answers. ``wait_seconds`` is the client's preference, if it sent one."""
 
-    # What most requests do not change is an attribute of the class.
+    # Defaults that most requests keep are attributes of the class.
     read: Mapping[bytes, bytes] = {}  # the request's headers, by lower-case name
-    refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
+    refusal: RequestError | None = None  # the error for a limit that it breaks, unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
-    body_until = 0.0  # when the rest of its body is too late, by the loop's clock; 0 while nothing was waited for
+    body_until = 0.0  # the limit for the rest of its body, by the loop's clock; 0 before the first wait
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _request_bytes = 0
     _hashing: Hashing | None = None
     _request_body = b""
     _request_spool: Spool | None = None
     _packed_head: bytes | None = None
-    # What a command has: an ordinary request is claimed as it is, and Permit.command makes a command of it.
+    # A command's attributes: an ordinary request is claimed as it is; Permit.command makes a Command of it.
     fingerprint: bytes
     recipe: str
     is_plain = True
@@ -342,7 +342,7 @@ class Exchange:
 
     @cached_property
     def _facts(self) -> Facts:
-        """What the request says besides its body."""
+        """The request's facts besides its body."""
         scope, method, media_type = self._entry[:3]
         return Facts(self.route.name, method, self._params, self._query, scope.tenant, scope.caller, media_type)
 
@@ -351,7 +351,7 @@ class Exchange:
         return {}
 
     def heed(self, read: Mapping[bytes, bytes]) -> None:
-        """Take the fields that few requests have. Parameters: ``read`` the head's fields by name."""
+        """Apply the fields that few requests have. Parameters: ``read`` the head's fields by name."""
         facts, route, surface = self._facts, self.route, self._surface
         if b"content-digest" in read:
             facts = facts._replace(content_digest=read[b"content-digest"].decode("latin-1"))
@@ -368,9 +368,9 @@ class Exchange:
             self._entry = self._entry._replace(plain_digest=_no_digest, digest=_no_digest)
 
     def must_ask_again(self) -> bool:
-        """Whether ``may`` must be called again before a stored answer is sent, since the request has waited.
+        """Return whether ``may`` must be called again before a stored answer is sent, since the request has waited.
 
-        Only where ``may`` allowed it.
+        Call it only if ``may`` allowed the request.
         """
         assert self.allowed_at is not None
         return time.monotonic() - self.allowed_at >= ALLOWED_SECONDS
@@ -384,14 +384,14 @@ class Exchange:
 
     @property
     def wanted(self) -> Wanted:
-        """What the surface's ``may`` function is asked about."""
+        """The argument for the surface's ``may`` function."""
         scope = self.scope
         return Wanted(scope.operation, Caller(scope.tenant, scope.caller), self._params)
 
     # --- the body ---------------------------------------------------------------------------
 
     def plain_command(self, body: bytes) -> Command | None:
-        """The command of an operation with nothing but a key, for a short body of usual JSON. None: :meth:`command`."""
+        """Return the command of a plain operation with a short body of usual JSON. None: call :meth:`command`."""
         fingerprint = self._entry.plain_digest(self._params, self._query, body)
         if fingerprint is None:
             return None
@@ -401,9 +401,9 @@ class Exchange:
         return self  # type: ignore[return-value]  # it has what a command has
 
     def command(self, body: bytes) -> Command | Answer:
-        """The command of a request whose body came in one piece; or the answer that refuses it.
+        """Return the command of a request whose body came in one piece, or the answer that refuses it.
 
-        An ordinary command is this exchange itself: it has what a command has.
+        An ordinary command is this exchange itself, which has a command's attributes.
         """
         plain = self.plain_command(body)
         if plain is not None:
@@ -427,7 +427,7 @@ class Exchange:
         return self._command(fingerprint, route.recorded[recipe])
 
     def feed(self, chunk: bytes) -> Answer | None:
-        """Take a piece of the body; an answer refuses it, and the rest need not be read."""
+        """Take a piece of the body. A returned answer refuses the request, and the rest need not be read."""
         self._request_bytes += len(chunk)
         try:
             if self._request_bytes > self.route.policy.body_bytes_max:
@@ -442,7 +442,7 @@ class Exchange:
         return None
 
     def finish(self, spool: Spool) -> Command | Answer:
-        """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
+        """Return the command of a request whose body was fed and is in ``spool``, or the answer that refuses it."""
         if self._hashing is None:
             return _make_lasting(self.command(b""))
         self._request_spool = spool
@@ -456,12 +456,12 @@ class Exchange:
         return _make_lasting(self._command(fingerprint, self.route.recorded[recipe]))
 
     def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
-        """Refuse what the handler could not read: it would fail when the key is claimed already."""
+        """Refuse a body that the handler could not read: it would fail only after the claim."""
         policy = self.route.policy
         if self.refusal is not None:
-            return  # it does not run: what it may be given is what is on record
+            return  # it does not run, and gets only what is on record
         if self._facts.content_encoding or not reads_json(policy.json, self._facts.media_type, is_empty=size == 0):
-            return  # what is compressed is the application's to read
+            return  # only the application reads a compressed body
         recipe = policy.recipe
         if size > recipe.json_bytes_max:
             check_depth(chunks, recipe.json_depth_max)
@@ -469,7 +469,7 @@ class Exchange:
             check_json(b"".join(chunks), recipe.json_depth_max)
 
     def cut_short(self) -> Answer:
-        """The answer to a request whose body ended before its announced length."""
+        """Return the answer to a request whose body ended before its announced length."""
         return self._surface.problems.of_error(
             InvalidBody("The body is shorter than its Content-Length; send it again.")
         )
@@ -479,7 +479,7 @@ class Exchange:
         return body_too_slow(self._surface, scope)
 
     def _command_under_a_former_recipe(self, error: RequestError) -> Command | Answer:
-        """The command of a request that the recipe of today refuses; a former one may have taken it."""
+        """Return the command of a request that today's recipe refuses, under a former recipe that accepts it."""
         for recipe in self.route.known:
             fingerprints = self.under(recipe)
             if fingerprints and isinstance(error, RequestTooLarge):
@@ -488,7 +488,7 @@ class Exchange:
         return self._surface.problems.of_error(error)
 
     def _counting(self, maker: Fingerprinter) -> Facts:
-        """The request's facts, with those of its headers alone that count under a recipe."""
+        """Return the request's facts, with only the headers that count under a recipe."""
         facts = self._facts
         if not facts.extra:
             return facts
@@ -508,13 +508,13 @@ class Exchange:
                 return command(refusal=refusal)
             try:
                 return command(self._request(), refusal=self.refusal)
-            except RequestTooLarge as error:  # larger than is kept for a run without its client
+            except RequestTooLarge as error:  # too large to keep for a run without its client
                 return command(refusal=error)
         except RequestError as error:
             return self._surface.problems.of_error(error)
 
     def _request(self) -> bytes | None:
-        """What a run without the client needs; None where there is never one."""
+        """Return the stored request for a run without the client; None if the operation never has one."""
         if self._packed_head is None:
             return None
         return self._packed_head + (
@@ -522,7 +522,7 @@ class Exchange:
         )
 
     def _names(self) -> tuple[str, str | None]:
-        """The key and the business reference, where they come with the request. Raises RequestError."""
+        """Return the key and the business reference that the request names. Raises RequestError."""
         route, params, body, media = self.route, self._params, b"", self._facts.media_type
         declared = [source for source in (route.key_from, route.reference_from) if source is not None]
         for source in declared:
@@ -539,8 +539,8 @@ class Exchange:
         return key, reference
 
     def under(self, recipe_id: str) -> tuple[bytes, ...] | None:
-        """The same request's fingerprints, one for each spelling of it, under a recipe that the policy knows."""
-        if recipe_id not in self._under:  # asked again when the application is over, and the body with it
+        """Return this request's fingerprints, one for each spelling of it, under a recipe that the policy knows."""
+        if recipe_id not in self._under:  # cached: needed again once the application and the body are gone
             self._under[recipe_id] = self._fingerprints_under(recipe_id)
         return self._under[recipe_id]
 
@@ -554,10 +554,10 @@ class Exchange:
         try:
             return tuple(self._fingerprint(maker, each) for each in maker.spellings(facts))
         except RequestError:
-            return None  # what the former recipe refuses was never recorded under it
+            return None  # a request that the former recipe refuses was never recorded under it
 
     def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
-        # One with further facts is not a fingerprint under the other of the maker's two ids, and equal to none of them.
+        # With further facts a fingerprint belongs to the other of the maker's two ids, and equals none under this one.
         if self._request_spool is None:
             return maker.digest(facts, self._request_body)
         hashing = maker.begin(facts)
@@ -568,27 +568,27 @@ class Exchange:
     # --- before the application ---------------------------------------------------------------
 
     def present(self, verdict: Refusal | Verdict) -> Answer:
-        """The answer to an attempt that may not proceed."""
+        """Return the answer to an attempt that may not proceed."""
         if isinstance(verdict, Replay):
             return self.replay(verdict)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
-            # Read again after a refused settlement, and yet still ours: its meaning is open.
+            # Reread after a refused settlement, and still ours: the outcome is unknown.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._packed_head is not None:
-            return self.answer_accepted(verdict.operation_id, verdict.state)  # it comes to its end without its client
+            return self.answer_accepted(verdict.operation_id, verdict.state)  # it finishes without its client
         answer = problems.of_verdict(verdict)
-        # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
-        # a quota is used up, it is not on record.
+        # No lifetime if another command has the business reference or the record is unreadable, since the key gets no
+        # answer, nor if a quota is used up, since the key is not on record.
         if (isinstance(verdict, InProgress) and not verdict.own) or isinstance(verdict, _NOT_OF_THIS_KEY):
             return answer
         return _with(answer, lifetime)
 
     def answer_accepted(self, operation_id: bytes, state: State) -> Answer:
-        """202: the command is under way and comes to its end; where to look for it.
+        """Return a 202: the command is under way and will finish; the answer says where to poll.
 
-        Parameters: ``state`` of its record, which the status resource shows as well.
+        Parameters: ``state`` of its record, as in the status resource.
         """
         document = {"operationId": uuid_text(operation_id), "state": state.name}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
@@ -603,7 +603,7 @@ class Exchange:
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
     def replay(self, verdict: Replay) -> Answer:
-        """The first answer once more."""
+        """Return the first answer again."""
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)
@@ -618,7 +618,7 @@ class Exchange:
         return _new(Answer, (status, tuple(lines), body))  # type: ignore[no-any-return]
 
     def answer_unclaimed(self, error: SemelError) -> Answer | Unprotected:
-        """What becomes of a command that was not claimed: refused, or run unprotected if the store is unavailable."""
+        """Refuse a command that was not claimed, or let it run unprotected if the store is unavailable."""
         if isinstance(error, RequestError):
             return self._surface.problems.of_error(error)
         self._surface.outage.tell(error)
@@ -636,12 +636,12 @@ class Exchange:
         failure: BaseException | None = None,
         own_status: int | None = None,
     ) -> Outcome:
-        """What the end of the application's call means for the store.
+        """Return the outcome to store for the end of the application's call.
 
-        Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
-        have made an answer: where it proves that nothing happened, that is stronger than any status; and a success or
-        a redirect that was made of it proves nothing, unless the exception itself has that status, which is its
-        ``status_code`` or ``own_status``.
+        Parameters: ``error`` that left the application; ``failure`` that left the endpoint, which the framework may
+        have turned into an answer. If it proves that nothing happened, it overrides any status. A success or redirect
+        that was made of it proves nothing, unless the exception itself has that status, as ``status_code`` or
+        ``own_status``.
         """
         policy = self.route.policy
         if failure is not None:
@@ -654,7 +654,7 @@ class Exchange:
         if error is None:
             classify = classify_answer if permit.kept else classify_unread
             return classify(capture.to_store(), policy, begun=permit.begun)
-        # Only an error answer is what the framework made of the exception; any other is not true any more.
+        # Only an error answer can be the framework's for the exception; any other no longer holds.
         answer = capture.to_store() if capture.complete and capture.status >= 500 else None
         return classify_exception(error, policy, begun=permit.begun, answer=answer)
 
@@ -668,12 +668,12 @@ class Exchange:
         unconfirmed: SemelError | None = None,
         failure: BaseException | None = None,
     ) -> Answer | None:
-        """The answer that leaves once the outcome is settled; None where the exception speaks for itself.
+        """Return the answer that leaves once the outcome is settled; None if the exception itself should propagate.
 
         Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
         ``unconfirmed`` why the settlement could not be confirmed; ``failure`` that left the endpoint.
 
-        Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
+        Raises HandlerRefused, as if the application raised it: the database refuses what the application wrote.
         """
         is_stopped = self.route.atomic and self._is_stopped(capture, outcome, error, failure)
         is_settled = not is_stopped and error is None and verdict is None and unconfirmed is None and permit.kept
@@ -699,14 +699,14 @@ class Exchange:
             promised or is_stopped or isinstance(unconfirmed, EarlyCommit) or (error is None and capture.status < 500)
         ):
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
-                # All of it is committed or nothing: a retry replays the answer, or runs.
+                # Either all of it is committed or nothing: a retry replays the answer, or runs.
                 maybe_done = is_stopped or isinstance(unconfirmed, StoreTimeout)
                 return problems.of_error(unconfirmed, maybe_done=maybe_done)
             return _with(problems.unknown(permit.execution_id), lifetime)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None
         if not permit.kept:
-            # It was to be streamed, and could not be: the mark did not reach the store in time.
+            # The answer should have been streamed, but the mark did not reach the store in time.
             if promised:
                 verdict = NotReplayable(permit.execution_id, permit.resource_type, permit.resource_id)
                 return _with(problems.of_verdict(verdict), lifetime)
@@ -714,7 +714,7 @@ class Exchange:
                 return problems.of_error(StoreUnavailable())
             return _with(problems.unknown(permit.execution_id), lifetime)
         if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
-            return _with(problems.unknown(permit.execution_id), lifetime)  # what leaves is what the store holds
+            return _with(problems.unknown(permit.execution_id), lifetime)  # send what the store holds
         return capture.first(self.honours(permit, outcome))
 
     def _is_stopped(
@@ -724,13 +724,13 @@ class Exchange:
         return isinstance(outcome, Released) and self.is_stopped(status, error, failure)
 
     def is_stopped(self, status: int | None, error: BaseException | None, failure: BaseException | None = None) -> bool:
-        """Whether an ATOMIC handler was stopped for a reason that passes, and its application has no word of its own.
+        """Return whether a transient failure stopped an ATOMIC handler, and its application gave no answer of its own.
 
-        Its own is an exception with a status, and an answer with another one than the 500 that frameworks make of any
-        exception.
+        An answer of its own is an exception with a status, or an answer whose status is not the 500 that frameworks
+        make of any exception.
 
-        Parameters: ``status`` of the application's answer, None where there is no whole one; ``error`` and ``failure``
-        as :meth:`outcome` has them.
+        Parameters: ``status`` of the application's answer, None if it is incomplete; ``error`` and ``failure`` as for
+        :meth:`outcome`.
         """
         if error is None and failure is None:
             return False
@@ -742,11 +742,11 @@ class Exchange:
         return any(is_for_now(each) for each in (error, failure) if each is not None)
 
     def honours(self, permit: Permit, outcome: Outcome | None = None) -> Headers:
-        """What a first answer says beside its content: that the key is honoured, for how long, and where the status is.
+        """Return a first answer's extra headers: for how long the key is honoured, and where the status is.
 
-        Nothing where an ATOMIC command was rolled back: the store knows neither the key nor the operation.
+        None of them if an ATOMIC command was rolled back: the store knows neither the key nor the operation.
 
-        Parameters: ``outcome`` as the permit sees it, with its steps; None where the command has not ended.
+        Parameters: ``outcome`` as the permit sees it, with its steps; None if the command has not ended.
         """
         if self.route.atomic and isinstance(outcome, Released):
             return ()
@@ -754,7 +754,7 @@ class Exchange:
 
 
 def _make_lasting(command: Command | Answer) -> Command | Answer:
-    """A command of its own in place of an exchange: by its type the adapters tell that the spool is still needed."""
+    """Make a Command of an exchange: its type tells the adapters that the spool is still needed."""
     return Command.of_request(command) if isinstance(command, Exchange) else command
 
 

@@ -10,10 +10,10 @@ _BYTES: Final = 16
 
 
 def form_key(*intent: str) -> str:
-    """The value of a form's hidden key field: made when the form is, and sent with every submission of it.
+    """Return the value of a form's hidden key field: made together with the form, and sent with every submission.
 
-    Without arguments the key is random: each form that is shown is one intent. With arguments it is derived from them,
-    so that the same intent has the same key however often its form is shown, such as the checkout of one cart after a
+    Without arguments the key is random: each rendered form is one intent. With arguments it is derived from them,
+    so that the same intent has the same key each time its form is rendered, such as the checkout of one cart after a
     reload. Such a key is as guessable as its parts, and means something only for its own caller.
 
     Parameters: ``intent`` texts that name the intent and nothing else, such as ``"checkout"`` and the cart's id.

@@ -10,19 +10,19 @@ from typing import Final, Literal
 from semel.core.model import Answer
 
 _ENCODING = b"content-encoding"
-_BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that gzip made small
+_BYTES_MAX: Final = 16 * 1024 * 1024  # the limit of a gzipped answer after decompression
 
 
 def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
-    """The meaning of a GraphQL answer: ``Policy(success=graphql_success)``.
+    """Judge a GraphQL answer: ``Policy(success=graphql_success)``.
 
     Parameters: ``answer`` of one request, or of a batch (a JSON array); gzip is read.
 
-    Returns True where there are no errors; ``"nothing"`` where there is no ``data`` either: the document was refused
-    before a field ran; False where fields ran and there are errors: what they did is not known. Of a batch True where
-    all parts succeeded, ``"nothing"`` where none ran.
+    Returns True if there are no errors; ``"nothing"`` if there are errors and no ``data``: the document was refused
+    before a field ran; False if fields ran and there are errors: their effects are not known. For a batch, True if all
+    parts succeeded, ``"nothing"`` if none ran.
 
-    Raises ValueError where the body is not a GraphQL answer: then it is open what happened.
+    Raises ValueError if the body is not a GraphQL answer: the outcome is then unknown.
 
     Source: GraphQL specification (October 2021), 7.1: no ``data`` entry where the error came before execution began.
 

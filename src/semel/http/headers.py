@@ -1,6 +1,6 @@
-"""Headers: which are stored and replayed, what a client prefers, and what every answer behind a claim says.
+"""Headers: those that are stored and replayed, a client's preferences, and those of every answer after a claim.
 
-The last are prepared once for each operation; no store is asked for them.
+The last are prepared once for each operation, without reading a store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ find_control: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
 
 def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers without blanks around their values, and without those that would break an answer in two.
+    """Return headers without blanks around their values, leaving out those that could split a response.
 
     >>> sendable([(b"etag", b" x\\t"), (b"link", b"a\\r\\nb")])
     [(b'etag', b'x')]
@@ -30,9 +30,9 @@ def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
 
 
 def replayable(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
-    """Headers as replays have them: with lower-case names, and without those that belong to one connection or caller.
+    """Return headers for replays: with lower-case names, and without those that belong to one connection or caller.
 
-    Raises TypeError where one is not made of bytes.
+    Raises TypeError if one is not made of bytes.
 
     >>> replayable([(b"ETag", b" x"), (b"Content-Length", b"9"), (b"Set-Cookie", b"a=b")])
     ((b'etag', b'x'),)
@@ -42,13 +42,13 @@ def replayable(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, byt
 
 
 _WINDOWS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
-_DECODED_BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that a coding made small
+_DECODED_BYTES_MAX: Final = 16 * 1024 * 1024  # the limit of a decoded answer
 _OF_A_CODING: Final = frozenset({b"content-encoding", b"content-digest", b"repr-digest", b"digest", b"content-md5"})
 _is_zero: Final = re.compile(rb"[ \t]*q[ \t]*=[ \t]*0(?:\.0*)?[ \t]*").fullmatch
 
 
 def accepts_coding(line: bytes, coding: bytes) -> bool:
-    """Whether an ``Accept-Encoding`` names a content coding, or any.
+    """Return whether an ``Accept-Encoding`` allows a content coding, by name or by ``*``.
 
     False without the header: RFC 9110 (section 12.5.3) allows any coding then, but no framework compresses.
 
@@ -69,9 +69,9 @@ def accepts_coding(line: bytes, coding: bytes) -> bool:
 def for_client(
     headers: tuple[tuple[bytes, bytes], ...], body: bytes, accepted: bytes
 ) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """A stored answer for a client with this ``Accept-Encoding``: decoded where he does not accept its coding.
+    """Return a stored answer for a client with this ``Accept-Encoding``, decoded if it does not accept the coding.
 
-    As it is where it cannot be decoded: in another coding than gzip or deflate, broken, or of more than 16 MiB.
+    It is unchanged if it cannot be decoded: in a coding other than gzip or deflate, broken, or of more than 16 MiB.
 
     >>> import zlib
     >>> for_client(((b"content-encoding", b"deflate"), (b"etag", b'"1"')), zlib.compress(b"long"), b"identity")
@@ -103,7 +103,7 @@ _DIGITS_MAX = 9
 
 
 def prefers_async(lines: Iterable[bytes]) -> bool:
-    """Whether there is a ``respond-async`` preference.
+    """Return whether there is a ``respond-async`` preference.
 
     >>> prefers_async([b"wait=10, respond-async"]), prefers_async([b"respond-async-not"]), prefers_async([])
     (True, False, False)
@@ -112,7 +112,7 @@ def prefers_async(lines: Iterable[bytes]) -> bool:
 
 
 def parse_wait(lines: Iterable[bytes]) -> int | None:
-    """The seconds of the first ``wait`` preference, or None. Malformed preferences are ignored, as the RFC requires.
+    """Return the seconds of the first ``wait`` preference, or None. Ignores malformed preferences, as the RFC requires.
 
     >>> parse_wait([b"respond-async, wait=10"]), parse_wait([b"wait=soon"]), parse_wait([])
     (10, None, None)
@@ -137,18 +137,18 @@ def _preferences(lines: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
             at = found.end()
 
 
-OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
+OPERATION_RELATION: Final = "status"  # RFC 8631: a resource with the context's status
 Headers = tuple[tuple[bytes, bytes], ...]
 _ID: Final = "{id}"
 _join: Final = b"-".join
 
 
 class Honoured:
-    """The two headers of every answer of one operation: for how long it holds, and where the status is.
+    """The two headers of every answer of one operation: how long the key is honoured, and where the status is.
 
-    Parameters: ``name`` of the header with the lifetime (None: not sent); ``lifetime_seconds`` for which a retry gets
-    the first answer, at least, counted from the first request; ``operations_path`` where the status of operations is
-    served, with ``{id}`` (None: nowhere).
+    Parameters: ``name`` of the header with the lifetime (None: not sent); ``lifetime_seconds`` during which a retry
+    gets the first answer, at least, counted from the first request; ``operations_path`` of the operations' status,
+    with ``{id}`` (None: not served).
 
     >>> Honoured("Idempotency-Key-Lifetime", 86_400, "/operations/{id}").headers(bytes(16))
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -162,20 +162,20 @@ class Honoured:
         self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
     ) -> None:
         self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
-        self._link = b""  # a form for an operation's id
+        self._link = b""  # a format string for an operation's id
         if operations_path is not None:
             target = operations_path.replace("%", "%%").replace(_ID, "%b", 1)
             self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
 
     def after(self, headers: Headers, operation_id: bytes) -> list[tuple[bytes, bytes]]:
-        """These headers, and then those of an answer about this operation."""
+        """Return these headers, followed by those of an answer about this operation."""
         if not self._link:
             return [*headers, *self.lifetime]
         try:
             return [*headers, *self.lifetime, (b"link", self._link % _join(UUID_PARTS(hexlify(operation_id))))]
-        except StructError:  # of a damaged record: no status is found by what is not an id
+        except StructError:  # a damaged record: no status can be found without a valid id
             return [*headers, *self.lifetime]
 
     def headers(self, operation_id: bytes) -> Headers:
-        """The headers of an answer about this operation."""
+        """Return the headers of an answer about this operation."""
         return tuple(self.after((), operation_id))

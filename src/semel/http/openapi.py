@@ -1,4 +1,4 @@
-"""Describe a protected operation in OpenAPI: the header, the refusals, the promise."""
+"""OpenAPI descriptions of protected operations: the header, the refusals, the guarantee."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _DESCRIPTIONS: Final = {
 
 
 def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
-    """The `content` of a response with these kinds of problem; :func:`add_schemas` adds the schemas that it refers to.
+    """Return the `content` of a response with these problems; :func:`add_schemas` adds the schemas that it refers to.
 
     >>> from semel.http.problems import TOO_LARGE
     >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["allOf"][0]
@@ -96,10 +96,10 @@ def describe_operation(
     counts: Iterable[str] = (),
     kinds: Sequence[Kind] = KINDS,
 ) -> None:
-    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its promise.
+    """Complete one operation object of an OpenAPI document in place: its key, its refusals, its guarantee.
 
-    Parameters: ``header`` that carries the key; ``counts`` names of the headers that count; ``kinds`` of problem that
-    its surface answers with.
+    Parameters: ``header`` that carries the key; ``counts`` names of the headers that count; ``kinds`` of problems in
+    its surface's answers.
     """
     parameters = operation.setdefault("parameters", [])
     describe_key(operation, policy, header, counts)
@@ -161,7 +161,7 @@ _SAID: Final = {
 
 
 def _describe_source(parameters: list[dict[str, Any]], option: str, source: Source | None) -> None:
-    """Say at a path parameter that it names the command; a member of the body is named beside the operation."""
+    """Note at a path parameter that it names the command; a member of the body is noted at the operation."""
     if source is None or source.kind != "path":
         return
     for parameter in parameters:
@@ -191,7 +191,7 @@ def _header(policy: Policy, header: str) -> dict[str, Any]:
 
 
 def operation_responses(refused: Iterable[Kind]) -> dict[int, dict[str, Any]]:
-    """The responses of the status resource; `refused` are the problems that only it has."""
+    """Return the responses of the status resource; `refused` are the problems that only it has."""
     found: dict[int, list[Kind]] = {}
     for kind in (*refused, CALLER_UNKNOWN, RECORD_UNREADABLE, STORE_UNAVAILABLE):
         found.setdefault(kind.status, []).append(kind)
@@ -200,7 +200,7 @@ def operation_responses(refused: Iterable[Kind]) -> dict[int, dict[str, Any]]:
     }
     for status, kinds in sorted(found.items()):
         responses[status] = {"description": kinds[0].title, "content": problem_content(kinds)}
-    responses[CALLER_UNKNOWN.status]["content"]["application/json"] = {}  # what the application's own check says
+    responses[CALLER_UNKNOWN.status]["content"]["application/json"] = {}  # the application's own check decides this
     return responses
 
 

@@ -10,8 +10,8 @@ from semel.errors import IdentityMismatch, RequestError, SchemaError, SemelError
 from semel.telemetry import safe
 
 EVERY_SECONDS: Final = 10.0
-NO_STORE: Final = (StoreError, SchemaError, IdentityMismatch)  # the store cannot take a command: nothing of it ran
-UNCLAIMED: Final = (*NO_STORE, RequestError)  # or it breaks a limit, and nothing is on record
+NO_STORE: Final = (StoreError, SchemaError, IdentityMismatch)  # the store cannot take a command: nothing ran
+UNCLAIMED: Final = (*NO_STORE, RequestError)  # or it breaks a limit, and its key is not on record
 
 
 class Outage:
@@ -26,12 +26,12 @@ class Outage:
         self._again = float("-inf")
 
     def tell(self, error: SemelError) -> bool:
-        """Write a line, unless one was written a moment ago. True: it was written."""
+        """Log a line, unless one was logged within ``EVERY_SECONDS``. Return whether it was logged."""
         now = self._clock()
         if now < self._again:
             return False
         self._again = now + EVERY_SECONDS
-        import logging  # a process whose store is well never needs it
+        import logging  # imported late: a process whose store works never needs it
 
         logging.getLogger("semel").error(
             "the store failed during a command (logged once every %g seconds): %s", EVERY_SECONDS, safe(str(error))

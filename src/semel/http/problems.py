@@ -1,7 +1,7 @@
-"""Problem documents (RFC 9457): every refusal as an answer that people and programs can act upon.
+"""Problem documents (RFC 9457): every refusal as an answer that people and programs can act on.
 
-The code is repeated in the ``Semel-Code`` header, for clients that drop bodies; ``Retry-After`` is there only
-where a retry helps. No document contains a stored value or a key, and this file decides none of the verdicts.
+The ``Semel-Code`` header repeats the code, for clients that drop bodies; ``Retry-After`` is there only if a retry
+helps. No document contains a stored value or a key, and this file decides no verdict.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Refusal = (
 
 
 class Kind(NamedTuple):
-    """One kind of problem: what never changes from one occurrence to the next."""
+    """One kind of problem: the parts that are the same in every occurrence."""
 
     code: str
     status: int
@@ -76,7 +76,7 @@ RECORD_UNREADABLE: Final = Kind("IDEMPOTENCY_RECORD_UNREADABLE", 500, "The recor
 STORE_UNAVAILABLE: Final = Kind(
     "IDEMPOTENCY_STORE_UNAVAILABLE", 503, "The command store is unavailable", "keep", retryable=True
 )
-# Beyond the design's table: four situations that it implies and does not name.
+# Not in the design's table, which implies these situations.
 INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
 TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not accepted as early data", "keep", retryable=True)
 BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
@@ -91,7 +91,7 @@ UNCOVERED: Final = Kind("IDEMPOTENCY_OPERATION_NOT_DECLARED", 400, "No operation
 NOT_ALLOWED: Final = Kind("IDEMPOTENCY_CALLER_NOT_ALLOWED", 403, "The caller may not do this", "keep")
 MIDDLEWARE_KINDS: Final = (MISSPELLED, UNCOVERED, NOT_ALLOWED)
 
-# What only a reverse proxy says, in place of the service behind it.
+# Only a reverse proxy sends these, in place of the service behind it.
 UPSTREAM_AWAY: Final = Kind(
     "IDEMPOTENCY_UPSTREAM_UNREACHABLE", 502, "The service cannot be reached", "keep", retryable=True
 )
@@ -136,7 +136,7 @@ _STANDING: Final[Mapping[State | None, str]] = {
     State.UNKNOWN: "its outcome cannot be proven",
 }
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
-STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
+STORE_RETRY_SECONDS: Final = 5  # retries of clients that were refused together are spread over this many seconds
 PAGE_RELATION: Final = "describedby"  # draft-ietf-httpapi-idempotency-key-header-07, 2.7: a link to documentation
 PAGE_NAME: Final = "problems"  # in place of an operation's id: the page about all codes
 _PLACE: Final = "/operations"  # the status of operations, unless the settings name another path
@@ -147,13 +147,13 @@ _ID: Final = "{id}"
 class Problems:
     """Writes the problem documents of one surface.
 
-    Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
-    ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);
+    Parameters: ``type_base`` is the ``type`` member without the code, which follows in lower case with hyphens;
+    ``operations_path`` of the operations' status, with ``{id}`` (None: not served, so no links);
     ``page`` the path or URL of a page that explains the codes, with an anchor for each, which every problem links to
-    with ``rel="describedby"`` (None: the ``type`` itself where it is a URL, otherwise Semel's own page, served beside
+    with ``rel="describedby"`` (None: the ``type`` itself if it is a URL, otherwise Semel's own page, served beside
     the operations as ``/operations/problems``; "": no page and no link);
-    ``resource_paths`` where the resources that handlers name with ``permit.result(type, id)`` are served, by
-    type, each with ``{id}``; ``challenge`` the WWW-Authenticate value where the caller is not known.
+    ``resource_paths`` of the resources that handlers name with ``permit.result(type, id)``, by type, each with
+    ``{id}``; ``challenge`` the WWW-Authenticate value for unknown callers.
 
     >>> Problems(type_base="https://api.example/problems/").of_verdict(KeyReused()).status
     422
@@ -179,7 +179,7 @@ class Problems:
                 raise ConfigurationError(f"{name} must contain {_ID} once, as in /operations/{_ID}; it is {path!r}")
 
     def of_verdict(self, verdict: Refusal) -> Answer:
-        """The answer to an attempt that may not proceed and has nothing to replay."""
+        """Return the answer to an attempt that may not proceed and has nothing to replay."""
         match verdict:
             case KeyReused(operation_id, state):
                 return self.key_reused(operation_id, state)
@@ -211,9 +211,9 @@ class Problems:
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
 
     def of_error(self, error: SemelError, *, maybe_done: bool = False) -> Answer:
-        """The answer to a request that is not a command, or to a command that the store could not take.
+        """Return the answer to a request that is not a command, or to a command that the store could not take.
 
-        Parameters: ``maybe_done`` where an ATOMIC command may have been committed, with its answer, all the same.
+        Parameters: ``maybe_done`` if an ATOMIC command may nevertheless have been committed, with its answer.
         """
         match error:
             case MissingKey():
@@ -238,7 +238,7 @@ class Problems:
                 return self.answer(STORE_UNAVAILABLE, text, retry_after=after, maybe_done=maybe_done)
 
     def key_reused(self, operation_id: bytes | None, state: State | None, what: str = "request") -> Answer:
-        """The answer where another ``what`` of the same caller holds the key: in which state that one is."""
+        """Return the answer if another ``what`` of the same caller holds the key, with that one's state."""
         is_over = state in OVER_STATES
         first = f"Another {what} of yours has this key, and {_STANDING[state]}. Nothing was done for this one."
         then = f"Use a new key if you want this {what} as well." if is_over else _QUERY_FIRST
@@ -246,12 +246,12 @@ class Problems:
         return self.answer(KEY_REUSED, f"{first} {then}", operation_id=operation_id, state=state, key_action=action)
 
     def unknown(self, operation_id: bytes) -> Answer:
-        """The answer where it is not known how the command ended."""
+        """Return the answer to a command whose outcome is unknown."""
         text = "The outcome of this command cannot be proven. Keep the key, query the operation, do not retry blindly."
         return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
 
     def between_steps(self, operation_id: bytes) -> Answer:
-        """The answer where the store failed between two steps, none of which is in doubt."""
+        """Return the answer after the store failed between two steps, none of which is in doubt."""
         text = (
             "The command store failed before the command had ended. Retry with the same key: finished steps are not "
             "repeated, and the command continues after them."
@@ -260,7 +260,7 @@ class Problems:
         return self.answer(STORE_UNAVAILABLE, text, operation_id=operation_id, retry_after=after, maybe_done=True)
 
     def rolled_back(self) -> Answer:
-        """The answer where an ATOMIC command was stopped for a reason that passes, and nothing of it remains."""
+        """Return the answer after a transient failure stopped an ATOMIC command, which was rolled back."""
         text = (
             "The command did not end in time, another transaction was in its way, or its connection to the database "
             "ended. It was rolled back: nothing was done. Retry with the same key."
@@ -268,23 +268,23 @@ class Problems:
         return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
 
     def too_early(self) -> Answer:
-        """The answer to a command in TLS early data, which an attacker can replay (RFC 8470)."""
+        """Return the answer to a command in TLS early data, which an attacker can replay (RFC 8470)."""
         return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")
 
     def caller_unknown(self) -> Answer:
-        """The answer to a command without a caller: a key means something only for its caller."""
+        """Return the answer to a command without a caller: a key means something only for its caller."""
         text = "A key means something only for its caller. Authenticate and send the command again."
         extra = ((b"www-authenticate", self.challenge.encode()),)
         return self.answer(CALLER_UNKNOWN, text, extra=extra)
 
     def not_allowed(self) -> Answer:
-        """The answer to a caller who is known and may not do this (any more)."""
+        """Return the answer to a known caller who may not do this (any more)."""
         return self.answer(NOT_ALLOWED, "Nothing was done, and nothing about earlier requests is shown.")
 
     def body_too_slow(self, seconds: float, *, closes: bool = False) -> Answer:
-        """The answer to a request whose body has not arrived in time.
+        """Return the answer to a request whose body has not arrived in time.
 
-        Parameters: ``closes`` asks the server to end the connection, which HTTP/1 and ASGI alone have a header for.
+        Parameters: ``closes`` asks the server to close the connection; only HTTP/1 over ASGI has a header for that.
         """
         text = (
             f"The body has not arrived within {seconds:g} seconds. Nothing was done: send it again with the same key."
@@ -292,16 +292,16 @@ class Problems:
         return self.answer(BODY_TOO_SLOW, text, extra=((b"connection", b"close"),) if closes else ())
 
     def answer_too_large(self) -> Answer:
-        """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""
+        """Return the answer after an ATOMIC handler's answer could not be kept and everything was rolled back."""
         text = "The answer is larger than the server keeps, so everything was rolled back: nothing happened."
         return self.answer(ANSWER_TOO_LARGE, text)
 
     def check_place(self, given: str | None) -> str | None:
-        """Where an application serves the status of operations: where its answers link to; "" at its root.
-        None: nowhere.
+        """Return the path at which an application serves the operations' status, which its answers link to; "" at its
+        root. None: nowhere.
 
-        Parameters: ``given`` the path for it, below the place where the application is mounted; "/operations" stands
-        for that of the links, and for nowhere without them.
+        Parameters: ``given`` its path, below the application's mount point; "/operations" means the path of the links,
+        or nowhere if there are none.
 
         Raises ConfigurationError: the links lead elsewhere.
 
@@ -326,18 +326,18 @@ class Problems:
         )
 
     def operation_link(self, operation_id: bytes) -> tuple[bytes, bytes] | None:
-        """The ``Link`` header to the operation, or None where operations are not served."""
+        """Return the ``Link`` header to the operation, or None if operations are not served."""
         if self.operations_path is None:
             return None
         return b"link", _link(self.operations_path.replace(_ID, uuid_text(operation_id)), OPERATION_RELATION)
 
     def page_link(self, kind: Kind) -> tuple[bytes, bytes] | None:
-        """The ``Link`` header to what explains a kind of problem, or None where there is no page."""
+        """Return the ``Link`` header to the page about a kind of problem, or None if there is no page."""
         anchor, page = anchor_of(kind.code), self.page
         if page is None and self.type_base.startswith(("https://", "http://")):
             return b"link", _link(self.type_base + anchor, PAGE_RELATION)
         path = self.operations_path or ""
-        if page is None and path.startswith("/") and path.endswith(f"/{_ID}"):  # where Semel serves them itself
+        if page is None and path.startswith("/") and path.endswith(f"/{_ID}"):  # Semel serves them itself there
             page = path.replace(_ID, PAGE_NAME)
         return (b"link", _link(f"{page}#{anchor}", PAGE_RELATION)) if page else None
 
@@ -354,7 +354,7 @@ class Problems:
         maybe_done: bool = False,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> Answer:
-        """One occurrence of a kind of problem; ``key_action`` where it is not the kind's."""
+        """Return the answer for one occurrence of a problem; ``key_action`` if it differs from the kind's."""
         document: dict[str, str | int | bool] = {
             "type": self.type_base + anchor_of(kind.code),
             "title": kind.title,
@@ -399,7 +399,7 @@ class Problems:
 
 
 def anchor_of(code: str) -> str:
-    """A code as the end of a ``type``, and as an anchor of the page about problems.
+    """Return a code as the end of a ``type``, and as an anchor of the page about problems.
 
     >>> anchor_of("MISSING_IDEMPOTENCY_KEY")
     'missing-idempotency-key'

@@ -1,4 +1,4 @@
-"""The parts of an error for clients that get no problem document: gRPC and GraphQL."""
+"""Refusals for clients that get no problem document: gRPC and GraphQL."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class RefusedCall:
 
     @classmethod
     def of(cls, error: SemelError, *, maybe_done: bool = False) -> RefusedCall | None:
-        """The refusal that an error is; None for an error that is the developer's, not the call's.
+        """Return the refusal for an error; None if the error is the developer's, not the call's.
 
-        HandlerRefused is one of those: a retry would write the same, and be refused as well.
+        HandlerRefused is the developer's: a retry would write the same, and be refused as well.
 
-        Parameters: ``maybe_done`` where an ATOMIC handler has run, so that it may have been committed.
+        Parameters: ``maybe_done`` if an ATOMIC handler has run, so that it may have been committed.
 
         >>> RefusedCall.of(KeyReusedError("The key belongs to another request.", state="SUCCEEDED")).key_action
         'new'
@@ -73,7 +73,7 @@ class RefusedCall:
         else:
             return None
         detail = str(error)
-        if isinstance(error, NO_STORE):  # its own text may name hosts and files: it is for the log
+        if isinstance(error, NO_STORE):  # the error's own text may name hosts and files: it is for the log
             detail = _MAYBE_DONE if maybe_done else _NOT_DONE
             _OUTAGE.tell(error)
         retry = getattr(error, "retry_after_seconds", None)
@@ -93,7 +93,7 @@ _MAYBE_DONE: Final = (
     "The commit was not confirmed: all of it was done, or nothing. Retry with the same key: that gets the first "
     "answer, or runs the command."
 )
-# The problem that each error is over HTTP. The nearest class holds.
+# The HTTP problem for each error. The nearest class applies.
 _KINDS: Final[dict[type, Kind]] = {
     MissingKey: problems.MISSING_KEY,
     InvalidKey: problems.INVALID_KEY,

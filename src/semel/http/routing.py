@@ -1,7 +1,7 @@
 """Route a request to an operation: declared templates, and the default for requests that carry a key.
 
 An operation's name goes into scopes, fingerprints and metrics: it is declared, or method and template, never the
-raw path. The matcher knows whole segments only; a web framework's own router stays the application's.
+raw path. The matcher knows whole segments only; the application keeps its framework's own router.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
 RARE: Final = frozenset({b"content-digest", b"content-encoding", b"prefer", b"early-data"})  # headers of few requests
-PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
-MOUNT: Final = "//"  # and of the one that holds where the application is mounted
+PATH: Final = "/"  # the name of the parameter that holds a counted path; no template's parameter has it
+MOUNT: Final = "//"  # and of the one that holds the application's mount point
 
-# The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.
+# The one allowed spelling of a parameter that an application converts: 7, not 07; lower case, not upper.
 _PLAIN: Final = {
     "int": re.compile(r"0|[1-9][0-9]*", re.ASCII).fullmatch,
     "uuid": re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch,
@@ -58,7 +58,7 @@ class Operation:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """All templates of its path; the first one names it where it has no name."""
+        """All templates of its path; the first names the operation if it has no name."""
         return (self.template, *self.also)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Operation:
 
 
 class Route:
-    """An operation under one method, with all that a request needs of its policy."""
+    """An operation under one method, with everything that a request needs from its policy."""
 
     __slots__ = (
         "atomic",
@@ -130,42 +130,42 @@ class Route:
         fingerprint_secret: bytes | None = None,
         counts: tuple[str, ...] = (),
     ) -> None:
-        self.name = str.__str__(name)  # of an enumeration, its text
+        self.name = str.__str__(name)  # an enumeration member's text
         self.policy = policy
         self.required = policy.key == "required"
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.idempotent = policy.terms.effects is Effects.IDEMPOTENT
-        # Its handler runs without a limit, is not cancelled, and its client waits for it.
+        # The handler runs without a limit, is not cancelled, and its client waits for it.
         self.is_simple = not (self.atomic or self.idempotent or policy.resumable)
-        # Nothing of a command but its fingerprint comes from its body, and any key will do.
+        # Only the fingerprint comes from the body, and any key is allowed.
         self.is_bare = not (self.key_from or self.reference_from or policy.key_format or policy.resumable)
         self.is_plain = self.is_bare and policy.is_plain
         self.body_bytes_max = policy.body_bytes_max
         self.bytes_read_max = max(policy.body_bytes_max, RETRY_BYTES_MAX)
         self.length_digits = len(str(self.bytes_read_max))
-        self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # of an exchange: what its requests have in common
+        self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # an exchange's shared facts of requests
         self.keeping = Keeping(policy, name)
         self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)
         named = (recipe, *policy.fingerprints_known)
-        # The recipe of today comes last: it wins over a former one with the same id.
+        # Today's recipe comes last: it wins over a former one with the same id.
         recipes = (*(former for each in named for former in each.former), *policy.fingerprints_known, recipe)
         makers = [
             Fingerprinter(each, fingerprint_secret if each.algorithm == "hmac-sha256" else None) for each in recipes
         ]
         self.fingerprinter = makers[-1]
         self.known = {id: (maker, False) for maker in makers for id in maker.ids}  # and whether the path counts there
-        self.recorded = {id: id for id in self.fingerprinter.ids}  # under which id a fingerprint is recorded
-        self.recipe = self.recorded[recipe.id]  # of nearly all fingerprints
+        self.recorded = {id: id for id in self.fingerprinter.ids}  # the id that a fingerprint is recorded under
+        self.recipe = self.recorded[recipe.id]  # the id of nearly all fingerprints
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
         self.counts_path = False
         self.counts_mount = True
         self.surface: Any = None  # which it belongs to
-        self.rare = RARE  # the headers with which a head is not read in the ordinary way
+        self.rare = RARE  # the headers that need the slower reading of a head
 
     def count_path(self) -> None:
         """Add the path to the fingerprint: several different routes share the operation.
@@ -180,7 +180,7 @@ class Route:
 
 
 def _with_path(recipe_id: str) -> str:
-    """The id of a recipe under which the path counts as well, as long as any other."""
+    """Return the id of a recipe under which the path also counts, of the same length as any other."""
     version = recipe_id.partition(".")[0]
     return f"{version}.{hashlib.sha256(f'{recipe_id}/path'.encode()).hexdigest()[:16]}"
 
@@ -219,14 +219,14 @@ class Routes:
                 for template in operation.templates:
                     self._add(method, template, route)
         if default is not None:
-            # Requests of undeclared operations: those without a key are none of ours.
+            # Requests to undeclared operations: those without a key are not Semel's concern.
             default = replace(default, key="optional")
             self._any = {
                 method: Route(f"{method} *", default, fingerprint_secret, counts) for method in DEFAULT_METHODS
             }
 
     def all(self) -> Iterator[Route]:
-        """Every route, the default's too."""
+        """Every route, including the default's."""
         for route, _ in self.exact.values():
             yield route
         for several in (*self._templated.values(), *self._rest.values()):
@@ -235,11 +235,11 @@ class Routes:
         yield from self._any.values()
 
     def find(self, method: str, path: str) -> tuple[Route, Params] | None:
-        """The route of a request and its path parameters; None where no operation is declared for it."""
+        """Return the route of a request and its path parameters; None if no operation is declared for it."""
         return self.exact.get((method, path)) or self.find_template(method, path)
 
     def find_template(self, method: str, path: str) -> tuple[Route, Params] | None:
-        """As :meth:`find`, of the operations with parameters in their paths."""
+        """As :meth:`find`, among the operations with parameters in their paths."""
         if self._templated:
             parts = path.split("/")
             for template, route in self._templated.get((method, len(parts)), ()):
@@ -254,13 +254,13 @@ class Routes:
         return None
 
     def find_default(self, method: str, path: str) -> tuple[Route, Params] | None:
-        """The route of a request that no operation is declared for; None without a default policy."""
+        """Return the route of a request that no operation is declared for; None without a default policy."""
         default = self._any.get(method)
-        # Without a template the path itself tells one command from another.
+        # Without a template the path itself distinguishes commands.
         return None if default is None else (default, (("path", path),))
 
     def find_misspelled(self, method: str, segments: Sequence[str]) -> str | None:
-        """The template that a request would match in its normal spelling; None where there is none.
+        """Return the template that a request would match in its normal spelling; None if there is none.
 
         Parameters: ``segments`` of its path, as :func:`~semel.http.spelling.normal_segments` gives them.
         """
@@ -280,7 +280,7 @@ class Routes:
         given = [name for name in names if name]
         if len(given) != len(set(given)):
             raise ConfigurationError(f"{template} names a parameter twice")
-        # The literal segments stay, the others become their names (and types) behind a brace.
+        # Literal segments stay, the others become their names (and types) after a brace.
         compiled = [part[:-1] if name else part for name, part in zip(names, parts, strict=True)]
         normal = [
             segment
@@ -303,12 +303,12 @@ class Routes:
 
 
 def _names(template: str) -> list[str]:
-    """The names of a template's parameters."""
+    """Return the names of a template's parameters."""
     return [name for part in template.split("/") if (name := _name(part, template))]
 
 
 def _name(part: str, template: str) -> str:
-    """A segment's parameter name; empty for a literal one."""
+    """Return a segment's parameter name; empty for a literal one."""
     if not part.startswith("{") and "{" not in part and "}" not in part:
         return ""
     name = part[1:-1].partition(":")[0]
@@ -327,7 +327,7 @@ def _match(template: list[str], parts: list[str]) -> Params | None:
     params = []
     for expected, part in zip(template, parts, strict=True):
         if expected.startswith("{"):
-            # What cannot be printed is what frameworks drop or stop at, so that two spellings would be one parameter.
+            # Frameworks drop unprintable characters or stop at them, so that two spellings would be one parameter.
             if not part or not part.isprintable():
                 return None
             name, _, kind = expected[1:].partition(":")

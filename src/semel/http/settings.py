@@ -48,24 +48,24 @@ class Wanted(NamedTuple):
 
 
 May = Callable[[Any, Wanted], bool | Awaitable[bool]]
-"""From the ASGI scope or the WSGI environ, and what is wanted, to whether it is allowed."""
+"""A function of the ASGI scope or the WSGI environ and the wanted request; returns whether it is allowed."""
 
 
 def is_async(function: object) -> bool:
-    """Whether the call of a function, a method or an object is a coroutine."""
+    """Return whether calling a function, a method or an object gives a coroutine."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def is_allowed(answer: object) -> bool:
-    """Whether a plain ``may`` function allows it. A coroutine is no answer, though it is true to Python.
+    """Return whether a plain ``may`` function allows it. A coroutine, which is truthy, is no answer.
 
-    Raises TypeError, which reaches the server as any error of the function's own.
+    Raises TypeError for a coroutine; it reaches the server like the function's own errors.
     """
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
-            answer.close()  # otherwise Python warns that it was never awaited
+            answer.close()  # otherwise Python warns that the coroutine was never awaited
         raise TypeError("may= returned a coroutine, which is not awaited here: make it a plain function")
     return bool(answer)
 
@@ -78,7 +78,7 @@ class AnyEngine(Protocol):
 
 
 class EndpointSettings(TypedDict, total=False):
-    """The settings of :class:`HttpSettings` that an application takes whose endpoints are declared one by one."""
+    """The settings of :class:`HttpSettings` for an application whose endpoints are declared one by one."""
 
     problems: Problems
     key_header: str
@@ -189,9 +189,9 @@ class HttpSettings:
 
     @classmethod
     def of(cls, engine: AnyEngine, options: Mapping[str, Any], own: Sequence[str] = ()) -> HttpSettings:
-        """A surface from keyword options; an unknown one is refused with a suggestion.
+        """Make settings from keyword options; refuse an unknown option with a suggestion.
 
-        Parameters: ``own`` options of the surface that asks, to be suggested as well.
+        Parameters: ``own`` options of the calling surface, to suggest as well.
         """
         known = [f.name for f in fields(cls) if f.init and f.name != "engine"] + list(own)
         for name in options:
@@ -202,7 +202,7 @@ class HttpSettings:
         return cls(engine=engine, **options)
 
     def route(self, name: str, policy: Policy) -> Route:
-        """A route made by hand, for integrations that know the operation from their own router."""
+        """Make a route, for integrations that know the operation from their own router."""
         return self._check(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
 
     def _routes(self) -> Routes:
@@ -217,16 +217,16 @@ class HttpSettings:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
         route.surface = self
         route.honoured = self.honour_headers(route.policy.answer_seconds)
-        if not route.is_bare or route.counted:  # more is read of each head than the key and what the body is
+        if not route.is_bare or route.counted:  # each head then has further fields to read
             route.rare |= {key_name}
         return route
 
     def honour_headers(self, answer_seconds: float) -> Honoured:
-        """The headers about the key on every answer of an operation after a claim."""
+        """Return the headers about the key on every answer of an operation after a claim."""
         return Honoured(self.lifetime_header, answer_seconds, self.problems.operations_path)
 
     def allows(self, request: Any, wanted: Wanted) -> bool:
-        """Whether the caller is allowed the request, by a plain ``may`` function; True without one."""
+        """Return whether a plain ``may`` function allows the request; True without one."""
         return self.may is None or is_allowed(self.may(request, wanted))
 
     async def allows_async(self, request: Any, wanted: Wanted) -> bool:

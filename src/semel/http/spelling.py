@@ -1,8 +1,7 @@
-"""Normalise a path, as a lenient server, layer or framework may read it.
+"""Normalisation of paths, as a lenient server, layer or framework may read them.
 
-It is deliberately more lenient than any framework: it is used to *refuse* requests that are no declared operation as
-they are spelled, and that an application might route to one all the same. It never decides which operation a request
-is.
+It is deliberately more lenient than any framework: it serves to *refuse* requests whose spelling matches no declared
+operation, but which an application might still route to one. It never decides which operation a request is.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Final
 from urllib.parse import unquote
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
-_PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in its normal spelling already
+_PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # already in its normal spelling
 _DECODED_MAX: Final = 3  # layers that may each decode a path again
 
 
 def without_slashes(path: str) -> str:
-    """A path without empty segments: a slash at its end makes no other command.
+    """Return a path without empty segments: a slash at its end does not make another command.
 
     >>> without_slashes("/eu//payments/")
     'eu/payments'
@@ -26,9 +25,9 @@ def without_slashes(path: str) -> str:
 
 
 def normal_segments(path: str) -> list[str]:
-    r"""The segments of a path without what any layer may ignore or undo.
+    r"""Return the segments of a path without the parts that some layer may ignore or undo.
 
-    That is: its origin, empty and dotted segments, backslashes, percent-encoding, parameters behind a semicolon,
+    These are: its origin, empty and dotted segments, backslashes, percent-encoding, parameters after a semicolon,
     control and broken characters, and the case of letters.
 
     >>> normal_segments("//Orders/./7;v=1/cancel%2F\n") == normal_segments("/orders/7/cancel")
@@ -55,7 +54,7 @@ def normal_segments(path: str) -> list[str]:
 
 
 def normal_raw_segments(raw_path: bytes) -> list[str]:
-    """The same of a path as it came over the wire, for applications that split it before they decode it."""
+    """Normalise a path as it came over the wire, for applications that split it before they decode it."""
     return [
         "/".join(segments)
         for part in raw_path.partition(b"?")[0].decode("latin-1").split("/")
@@ -64,9 +63,9 @@ def normal_raw_segments(raw_path: bytes) -> list[str]:
 
 
 def without_formats(segments: list[str]) -> list[list[str]]:
-    """Normal segments without a format at their end; empty where there is none.
+    """Return normal segments without a format at their end; an empty list if there is none.
 
-    Rails and others take it off from the last dot on, older Spring from the first.
+    Rails and others cut the format off at the last dot, older Spring at the first.
 
     >>> without_formats(["orders", "7", "cancel.v2.json"])
     [['orders', '7', 'cancel'], ['orders', '7', 'cancel.v2']]

@@ -9,14 +9,14 @@ from typing import IO, Final
 
 SPOOL_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES: Final = 64 * 1024
-_GIVEN_BACK: Final = io.BytesIO()  # reading it raises ValueError, as of any closed file
+_GIVEN_BACK: Final = io.BytesIO()  # reading it raises ValueError, like any closed file
 _GIVEN_BACK.close()
 
 
 class Spool:
-    """Written once, then read as often as needed. ``on_disk``: reading and writing may block on a disk.
+    """A body, written once and read as often as needed. ``on_disk``: reading and writing may block on a disk.
 
-    Most bodies come in one small piece: a file is made for those that do not.
+    Most bodies come in one small piece: only the others get a file.
 
     >>> spool = Spool()
     >>> spool.write(b"one "), spool.write(b"two"), spool.size
@@ -53,23 +53,23 @@ class Spool:
             try:
                 file.write(chunk)
             finally:
-                if self._is_over:  # a thread writes, and the request that it does so for was cancelled
-                    file.close()  # the one on the disk, which was made meanwhile
+                if self._is_over:  # the request was cancelled while a thread was writing
+                    file.close()  # the file on the disk, which was made meanwhile
         self.size += size
 
     def read(self, at: int) -> bytes:
-        """The next piece from a place in the body; empty at its end."""
+        """Return the next piece from a position in the body; empty at its end."""
         if self._file is None:
             return self._first[at : at + CHUNK_BYTES]
         self._file.seek(at)
         return self._file.read(CHUNK_BYTES)
 
     def content(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         return self._first if self._file is None else self.open().read()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body from its beginning, in pieces."""
+        """Yield the body from its beginning, in pieces."""
         at = 0
         while at < self.size:
             chunk = self.read(at)
@@ -77,13 +77,13 @@ class Spool:
             yield chunk
 
     def open(self) -> IO[bytes]:
-        """The body as a file at its beginning."""
+        """Return the body as a file, at its beginning."""
         file = self._file or self._make_file()
         file.seek(0)
         return file
 
     def close(self) -> None:
-        """Give the memory or the file back."""
+        """Release the memory or the file."""
         self._is_over = True
         if self._file is None:
             self._file, self._first = _GIVEN_BACK, b""

@@ -23,8 +23,8 @@ _NOT_READ: Final = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"
 class _Place:
     """The place of a surface's status resource, and its routing.
 
-    Parameters: ``serve`` True: all below its path are; None: those that name an operation by id, key or reference, so
-    that an application may have pages of its own there; False: none, the application serves it.
+    Parameters: ``serve`` True: serve all requests below its path; None: those that name an operation by id, key or
+    reference, so that an application may have pages of its own there; False: none, the application serves it.
 
     Raises ConfigurationError: ``serve`` is True and the surface's problems name no path with ``{id}`` as its last part.
     """
@@ -42,11 +42,11 @@ class _Place:
         self._surface = surface
 
     def concerns(self, path: str) -> bool:
-        """Whether a request's path may be one of the resource's."""
+        """Return whether a request's path may be one of the resource's."""
         return self._root is not None and path.startswith(self._root)
 
     def _parse(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
-        """The operation id in a path, "" where the query names the operation, the answer to another method, or None.
+        """Return the id in a path, "" if the query names the operation, the answer to another method, or None.
 
         Parameters: ``paths`` that the request may be known by: within the application, and with its mount.
         """

@@ -1,7 +1,7 @@
-"""Archive exactly the rows that a purge is about to delete, then purge at the moment of the archive.
+"""Archives of exactly the rows that a purge is about to delete, and the purge as of the archive's time.
 
-Time goes on between an archive and its purge. So both judge every row at one moment, the archive's: what becomes due
-later waits for the next purge. A row that was due then and was claimed again meanwhile is kept.
+Time passes between an archive and its purge. So both judge every row at the archive's time: rows that become due
+later wait for the next purge. A row that was due then and was claimed again meanwhile is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.statements import Execute, Now, Query, Statement, compose
 
 T = TypeVar("T")
-ANSWERS_AT_ONCE: Final = 8  # an answer may have a megabyte
+ANSWERS_AT_ONCE: Final = 8  # an answer may take a megabyte
 MOMENT: Final = "moment"
 
 
@@ -54,9 +54,9 @@ class Archive:
         self.bulks: set[bytes] = set()
 
     def documents(self) -> Iterator[dict[str, Json]]:
-        """Each row as `semel export --answers` writes it, with its kind in ``of``.
+        """Yield each row as `semel export --answers` writes it, with its kind in ``of``.
 
-        ``answers`` are records whose answer is dropped and whose tombstone stays.
+        ``answers`` are records that lose their answer and keep their tombstone.
         """
         forgotten: set[bytes] = set()
         for record in self._due():
@@ -76,7 +76,7 @@ class Archive:
             for start in range(0, len(due), ANSWERS_AT_ONCE):
                 ids = tuple(due[start : start + ANSWERS_AT_ONCE])
                 for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
-                    if whole is not None and self._is_due(whole):  # not forgotten, or claimed again, between the looks
+                    if whole is not None and self._is_due(whole):  # neither forgotten nor claimed again meanwhile
                         yield whole
 
     def _is_due(self, record: Record) -> bool:
@@ -116,7 +116,7 @@ class Archive:
 
 
 def fix_now(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
-    """The same flow, for which the store's time is ``now``, in microseconds, on every store."""
+    """Return the same flow with the store's time fixed at ``now``, in microseconds, for every store."""
 
     def make_fixed() -> Flow[T]:
         flow = make()
@@ -146,7 +146,7 @@ def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
 
 
 def _statement_at(now: int, needed: Query | Execute) -> Query | Execute:
-    """Pass the time to a statement as a value, in place of the server's own ``:now``."""
+    """Return the request with the time as a value, in place of the server's own ``:now``."""
     if "now" not in needed.statement.names or isinstance(needed.params, tuple) or "now" in needed.params:
         return needed
     return type(needed)(_with_moment(needed.statement), {**needed.params, MOMENT: now})

@@ -1,9 +1,9 @@
-"""Forgetting everything whose time is over, one kind after the other, in chunks: records and what hangs on them.
+"""The purge of all expired rows, one kind after the other, in chunks: records and everything that depends on them.
 
-Each chunk is one short store call of its own, so a purge is safe beside live traffic and may stop anywhere: what it has
-not met, the next one meets. When a record may go is decided in ``core/timing``. Items and bulks go with their record,
-operations and handled messages after their own retention, events a while after the proof that they were published. What
-is open, UNKNOWN, parked or waits to be published never goes. The reaper and ``semel purge`` both perform this sequence.
+Each chunk is one short store call, so a purge is safe beside live traffic and may stop anywhere: the next one takes the
+rest. ``core/timing`` decides when a record may go. Items and bulks go with their record, operations and handled
+messages after their own retention, events a while after the proof that they were published. Open, UNKNOWN, parked and
+unpublished rows never go. The reaper and ``semel purge`` both perform this sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from semel.stores.sql.dialect import dialect_of
 PURGE_CHUNK: Final = 500
 REST_SECONDS_MAX: Final = 1.0
 KEEP_EVENTS_SECONDS: Final = 86_400.0
-"""How long published events are kept by default; a relay keeps them as long."""
+"""How long published events are kept by default, also by a relay."""
 
 
 class PurgedAll(NamedTuple):
@@ -49,7 +49,7 @@ def _untold(kind: str, gone: int) -> None:
 
 
 def purge_walk(store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore) -> Flow[Purged]:
-    """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
+    """Drop every expired answer and forget every expired tombstone; return the sums of all chunks.
 
     Parameters: ``chunk`` how many records one store call looks at; ``progress`` gets the sums after each.
     """
@@ -68,7 +68,7 @@ def purge_walk(store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purge
 
 
 def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
-    """Forget the events that were published longer ago than ``keep_us``, chunk by chunk; how many."""
+    """Forget the events that were published longer ago than ``keep_us``, chunk by chunk; return how many."""
     events = Events(dialect_of(store, "events"))
 
     def swept() -> Flow[Purged]:
@@ -84,7 +84,7 @@ def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
 
 
 def purge_quotas(store: Store) -> Flow[Purged]:
-    """Forget the counts of callers of whom no new key counts any more, 10,000 of them at most."""
+    """Forget the counts of callers none of whose new keys count any more, at most 10,000 of them."""
     gone = yield from store.forget_quotas()
     return Purged(gone, 0, gone, None)
 
@@ -97,12 +97,12 @@ def purge_all(
     tell: Callable[[str, int], None] = _untold,
     bulks: Collection[bytes] | None = None,
 ) -> Flow[PurgedAll]:
-    """Forget everything whose time is over; the sums.
+    """Forget all expired rows; return the sums.
 
     Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept,
-    None where their relay forgets them, which knows how long; ``progress`` gets the sums of the walk over the
-    records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known;
-    ``bulks`` the only ones whose items may go, by operation id, None for every one.
+    None if their relay, which knows how long, forgets them; ``progress`` gets the sums of the walk over the
+    records; ``tell`` gets each kind as soon as it is done, so that the results before a failure are known;
+    ``bulks`` the only ones whose items may go, by operation id, None for all.
     """
     if store.capabilities.counts_new_keys:
         while (yield from ask(Perform("purge_quotas", lambda: purge_quotas(store)))).forgotten:
@@ -115,7 +115,7 @@ def purge_all(
         return total
     kinds: dict[str, Flow[Purged]] = {
         "operations": purge_operations(store, chunk),
-        "items": purge_items(store, chunk, bulks),  # after the records: those of the ones that went just now go, too
+        "items": purge_items(store, chunk, bulks),  # after the records: items of those that just went go too
         "messages": purge_messages(store, chunk),
     }
     if keep_events_us is not None:
@@ -128,7 +128,7 @@ def purge_all(
 
 
 class Walked(Protocol):
-    """The result of one chunk of a walk, with the place or id at which the next one continues."""
+    """The result of one chunk of a walk, with the position or id at which the next one continues."""
 
     @property
     def answers_dropped(self) -> int: ...
@@ -138,9 +138,9 @@ class Walked(Protocol):
 
 
 def rest_seconds(done: Walked, took: float) -> float:
-    """The pause after a chunk in seconds: as long as it took, if it wrote rows.
+    """Return the pause after a chunk in seconds: as long as the chunk took, if it wrote rows.
 
-    A file has one writer: a purge that continues at once would let commands of other processes wait for many chunks.
+    A file has one writer: a purge without pauses would make commands of other processes wait for many chunks.
 
     Parameters: ``took`` seconds.
 

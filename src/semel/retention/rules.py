@@ -1,4 +1,4 @@
-"""Decide whether a purge may trust the store's clock: on a host with a wrong year it would forget every finished key.
+"""Checks whether a purge may trust the store's clock: with a wrong year it would forget every finished key.
 
 Nothing here reads a clock. A purge that waits for a day costs some disk; one under a wrong clock costs a second effect.
 """
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 JUMP_US_MAX: Final = 600_000_000  # as much as a purge waits beyond each retention
-GAP_US_MAX: Final = 86_400_000_000  # a store without a new record for longer may as well have a wrong clock
-PROVING_SECONDS: Final = 86_400.0  # for how long a clock must then agree with this process
+GAP_US_MAX: Final = 86_400_000_000  # beyond this, a store without new records cannot be told from a wrong clock
+PROVING_SECONDS: Final = 86_400.0  # how long the clock must then agree with this process
 
 
 def clock_gap(now: int, newest: int | None) -> int:
-    """By how many microseconds the clock is later than the newest record, where that is more than a day; else 0.
+    """Return by how many microseconds the clock is ahead of the newest record, if by more than a day; else 0.
 
     >>> clock_gap(31 * GAP_US_MAX, 0) == 31 * GAP_US_MAX, clock_gap(GAP_US_MAX, 0), clock_gap(7, None)
     (True, 0, 0)
@@ -24,7 +24,7 @@ def clock_gap(now: int, newest: int | None) -> int:
 
 
 def bound_now(now: int, newest: int | None) -> int:
-    """The latest time that the newest record explains, in microseconds: a day after it, or ``now``.
+    """Return the latest time that the newest record explains, in microseconds: a day after it, or ``now``.
 
     >>> bound_now(31 * GAP_US_MAX, 7) == GAP_US_MAX + 7, bound_now(31, 7), bound_now(31, None)
     (True, 31, 31)
@@ -41,11 +41,11 @@ class PurgeClock:
     """
 
     _last: tuple[int, float] | None = field(default=None)
-    _doubted: float | None = field(default=None)  # since when, in uptime
+    _doubted: float | None = field(default=None)  # the uptime at which the doubt began
     _moved: int = field(default=0)
 
     def doubt(self, now: int, newest: int | None, uptime: float) -> int:
-        """The unexplained movement of the clock in microseconds; 0 if a purge may trust it."""
+        """Return the unexplained movement of the clock in microseconds; 0 if a purge may trust it."""
         last, self._last = self._last, (now, uptime)
         if last is None:
             moved = clock_gap(now, newest)

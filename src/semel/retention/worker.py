@@ -1,4 +1,4 @@
-"""The reaper: makes lapsed records visible, and forgets expired ones.
+"""The reaper, which makes lapsed records visible and forgets expired ones.
 
 A lapsed EXTERNAL command reads UNKNOWN within its lease and one second, whether or not a client retries;
 expired answers and tombstones go hourly. Several reapers on one store are safe: every write they make is
@@ -29,11 +29,11 @@ from semel.workers.turns import TURNS_PER_LOOK, Turns, is_due, seconds_ahead
 
 _LOG: Final = logging.getLogger("semel")
 LAPSE_CHUNK: Final = 100
-EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is a promise; the rest of the second is for the call itself
+EVERY_SECONDS_MAX: Final = 0.75  # lease + 1 s is guaranteed; the rest of the second is for the call itself
 
 
 class Reaper(Loop):
-    """Looks at an engine's store for lapsed and expired records. ``async with Reaper(engine):`` runs it meanwhile.
+    """Finds lapsed and expired records in an engine's store. ``async with Reaper(engine):`` runs it during the block.
 
     Parameters: ``every_seconds`` between two looks for lapsed leases (at most 0.75); ``purge_every_seconds``
     between two purges.
@@ -65,9 +65,9 @@ class Reaper(Loop):
         self._turns = Turns(engine.store, REAPER, TURNS_PER_LOOK * every_seconds, engine.perform)
 
     async def run_once(self) -> int:
-        """Make all lapsed records of unknown outcome visible; how many there were.
+        """Make all lapsed records of unknown outcome visible; return how many there were.
 
-        Raises StoreError: the rest is met by the next call.
+        Raises StoreError: the next call does the rest.
         """
         engine = self._engine
         marked = 0
@@ -82,7 +82,7 @@ class Reaper(Loop):
     async def purge(self, chunk: int = PURGE_CHUNK) -> Purged:
         """Walk the whole store once; returns the numbers of dropped answers and deleted records. Raises StoreError.
 
-        Published events are their relay's, which knows how long they are kept.
+        It leaves published events to their relay, which knows how long they are kept.
         """
         engine, observer = self._engine, self._engine.core.observer
 
@@ -90,16 +90,16 @@ class Reaper(Loop):
             observer.event("purged", gone, {"kind": kind}, {})
 
         total = await self._drive(purge_all(engine.store, chunk, keep_events_us=None, tell=tell))
-        # Counting looks at every record, as the walk has just done; oftener would be a burden.
+        # Counting reads every record, as the walk has just done; more often would be too much load.
         counts = await engine.perform("counts", engine.store.counts)
         for state in State:
             observer.event("records", counts.get(state, 0), {"state": state.name}, {})
         return Purged(total.scanned, total.answers, total.records, None)
 
     async def run(self) -> None:
-        """Reap until cancelled. A store's refusal is observed, and tried again at the next look."""
+        """Reap until cancelled. A store error is reported to the observer, and the next look tries again."""
         self._purge_at = self._purge_time()
-        with suppress(StoreError, SchemaError):  # then it is read before the first purge
+        with suppress(StoreError, SchemaError):  # the clock is then read before the first purge
             await self._read_clock()
         await super().run()
 
@@ -123,7 +123,7 @@ class Reaper(Loop):
             self._purging = None
 
     async def _purge_meanwhile(self) -> None:
-        # A walk over millions of records takes minutes; what lapses meanwhile must be visible in time all the same.
+        # A walk over millions of records takes minutes; records that lapse meanwhile must still become visible in time.
         try:
             moved = await self._read_clock()
             if not moved:
@@ -143,7 +143,7 @@ class Reaper(Loop):
             self._purge_trouble.over()
 
     async def _read_clock(self) -> int:
-        """The unexplained movement of the store's clock, in microseconds. Raises StoreError."""
+        """Return the unexplained movement of the store's clock, in microseconds. Raises StoreError."""
         store = self._engine.store
         found = await self._engine.perform("find", lambda: store.find(Find(limit=1)))
         newest = max((record.created_at for record in found.records), default=None)

@@ -1,8 +1,8 @@
 """Semel's telemetry: fixed event names and label sets, behind one small interface.
 
 An observer gets an event's name and its labels. Nothing here exports anything: exporters are observers. No label
-ever carries a key, a body or a credential. What an observer raises never reaches a command (:func:`guarded`), and an
-unknown outcome is logged where there is no observer.
+ever carries a key, a body or a credential. An observer's exceptions never reach a command (:func:`guard`), and an
+unknown outcome is logged if there is no observer.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Observer(Protocol):
 
 
 class Silence:
-    """The observer that does nothing. An engine that is given it does not log unknown outcomes either."""
+    """The observer that does nothing. With it an engine does not log unknown outcomes either."""
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         return None
 
 
 class GuardedObserver:
-    """An observer whose exceptions are counted, logged once, and stop nothing. Made by :func:`guarded`."""
+    """An observer whose exceptions are counted, logged once, and stop nothing. Made by :func:`guard`."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
-        self.errors = 0  # how many events the observer has raised at
+        self.errors = 0  # the number of events at which the observer has raised
         self._event = observer.event
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
@@ -70,9 +70,9 @@ class GuardedObserver:
         except Exception as error:
             self.errors += 1
             if self.errors == 1:
-                import logging  # a process whose observers are well never needs it
+                import logging  # imported late: a process whose observers work never needs it
 
-                with suppress(Exception):  # as for the observer: a log handler must not stop commands either
+                with suppress(Exception):  # a log handler must not stop commands either
                     logging.getLogger("semel").error(
                         "the observer %s raised %s at the event %r; commands continue without it, and its further "
                         "errors are counted, not logged",
@@ -84,11 +84,11 @@ class GuardedObserver:
 
 
 def guard(observer: Observer) -> Observer:
-    """The observer, with its exceptions caught: counted in ``errors``, logged once, never raised.
+    """Wrap an observer so that its exceptions are counted in ``errors``, logged once, and never raised.
 
-    Every engine does this to the observer it is given; do it yourself where you call observers of others.
+    Every engine does this to its observer; do it yourself where you call other people's observers.
 
-    Raises TypeError where it has no method ``event``.
+    Raises TypeError if it has no method ``event``.
 
     >>> guard(Counting()).event("replays", 1, {"operation": "pay"}, {})
     >>> guard(print)
@@ -121,12 +121,12 @@ class Counting:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
     def total(self, name: str) -> float:
-        """The sum of an event's values over all labels."""
+        """Return the sum of an event's values over all labels."""
         return self._sums.get(name, 0.0)
 
 
 class Both:
-    """Hands every event to several observers in turn, each :func:`guarded`: one that raises hides nothing."""
+    """Passes every event to several observers in turn, each through :func:`guard`: an error of one hides nothing."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = tuple(guard(observer) for observer in observers)
@@ -137,7 +137,7 @@ class Both:
 
 
 class Log(Protocol):
-    """The one method of :class:`logging.Logger` that is needed here."""
+    """The method of :class:`logging.Logger` that this module needs."""
 
     def log(self, level: int, msg: str, *args: object) -> None: ...
 
@@ -158,7 +158,7 @@ class Logging:
     cannot forge a line or a field.
 
     Parameters: ``as_json`` writes each event as one JSON object of ASCII characters instead: ``event``, ``value``, the
-    event's labels, and what the event says beside them: ``caller``, ``key_hash`` (the first 8 hex digits, never the
+    event's labels, and the event's further details: ``caller``, ``key_hash`` (the first 8 hex digits, never the
     key), ``operation_id`` and ``state``.
 
     >>> class Lines:
@@ -177,7 +177,7 @@ class Logging:
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         level = _WARNING if name in _LOUD else _DEBUG if name in _QUIET else _INFO
         if self._as_json:
-            import json  # a process that logs text never needs it
+            import json  # imported late: a process that logs text never needs it
 
             self._logger.log(level, "%s", json.dumps({"event": f"semel.{name}", "value": value, **labels, **detail}))
             return
@@ -186,7 +186,7 @@ class Logging:
 
 
 class UnknownOutcomes:
-    """Logs unknown outcomes where an engine has no observer: one warning for each operation id.
+    """Logs unknown outcomes if an engine has no observer: one warning for each operation id.
 
     The last ``REMEMBERED_MAX`` of them are remembered, so that retries of one command do not fill the log.
     """
@@ -195,15 +195,15 @@ class UnknownOutcomes:
         self._told: dict[str, None] = {}
 
     def tell(self, operation: str, doubt: str, operation_id: str, caller: str) -> bool:
-        """Write a warning, unless this operation id had one. True: it was written."""
+        """Log a warning, unless this operation id had one. Return whether it was logged."""
         if operation_id in self._told:
             return False
         self._told[operation_id] = None
         if len(self._told) > REMEMBERED_MAX:
-            self._told.pop(next(iter(self._told), ""), None)  # another thread may have been quicker
-        import logging  # a process without unknown outcomes never needs it
+            self._told.pop(next(iter(self._told), ""), None)  # another thread may have removed it first
+        import logging  # imported late: a process without unknown outcomes never needs it
 
-        with suppress(Exception):  # a log handler must not take a command's answer away
+        with suppress(Exception):  # a failing log handler must not cost a command its answer
             logging.getLogger("semel").warning(
                 "the outcome of an execution is unknown: operation=%s operation_id=%s caller=%s doubt=%s. Find out "
                 "what happened, then run: semel settle %s",
@@ -225,7 +225,7 @@ _ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"
 
 
 def safe(text: str) -> str:
-    r"""Text that a terminal shows and does not obey, and that stays on its line of a log.
+    r"""Escape a text so that a terminal shows it without obeying it, and it stays on its line of a log.
 
     >>> safe("caf\u00e9 \x1b[31mred\u202e")
     'café \\x1b[31mred\\u202e'
@@ -241,7 +241,7 @@ def _escape_char(char: str) -> str:
 
 
 def field(value: str) -> str:
-    """A value as one field of a log line: safe, and quoted where it would read as several.
+    """Return a value as one field of a log line: safe, and quoted if it would read as several.
 
     >>> field("alice"), field("alice operation=pay"), field("")
     ('alice', '"alice operation=pay"', '""')

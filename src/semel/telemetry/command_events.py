@@ -33,14 +33,14 @@ _ALSO: Final = {
     InProgress: "in_progress",
     KeyExpired: "expired",
 }
-# What a record reads after a permit's end, and after a verdict that does not name its state. What is released may be
-# run again; whether it is written as PROCESSING or FAILED_NOT_REPLAYABLE depends on the store's record.
+# A record's state after a permit's end, and after a verdict that does not name the state. A released command may run
+# again; whether it is written as PROCESSING or FAILED_NOT_REPLAYABLE depends on the store's record.
 _SETTLED_AS: Final = {Succeeded: State.SUCCEEDED, Refused: State.FAILED_REPLAYABLE, Unprovable: State.UNKNOWN}
 _STATES_MET: Final = {InProgress: "PROCESSING", OutcomeUnknown: "UNKNOWN", KeyExpired: "EXPIRED"}
 
 
 class CommandEvents:
-    """Tells an observer, or the log where there is none, what becomes of an engine's commands."""
+    """Reports the events of an engine's commands to an observer, or to the log if there is none."""
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer: Observer = guard(Silence() if observer is None else observer)
@@ -58,7 +58,7 @@ class CommandEvents:
             self.observer.event(event, value, {"operation": operation, **labels}, {})
 
     def tell_unknown(self, operation: str, doubt: str, operation_id: bytes, caller: str) -> None:
-        """An outcome became unknown: one event to the observer, or a warning where there is none."""
+        """Report an outcome that became unknown: one event to the observer, or a warning if there is none."""
         id = uuid_text(operation_id)
         if self.observing:
             detail = {"operation_id": id, "caller": caller}
@@ -67,7 +67,7 @@ class CommandEvents:
             self._unknowns.tell(operation, doubt, id, caller)
 
     def tell_lapsed(self, operation: str, operation_id: bytes, caller: str, **more: str) -> None:
-        """A lease was found over."""
+        """Report a lease that has lapsed."""
         if self.observing:
             detail = {"operation_id": uuid_text(operation_id), "caller": caller, **more}
             self.observer.event("lapsed", 1, {"operation": operation}, detail)
@@ -120,14 +120,14 @@ class CommandEvents:
             self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
 
     def tell_store_error(self, verb: str, error: StoreError | SchemaError) -> None:
-        """A store call that failed; why, unless a rule of the handler's own was broken: its words may hold values."""
+        """Report a failed store call, and why, unless the handler broke a rule: the text may then hold values."""
         if self.observing:
             reason = {} if BROKEN_RULE in str(error) else {"reason": str(error)}
             self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, reason)
 
 
 def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
-    """The details of an attempt for logs and traces, not for metrics; never the key."""
+    """Return the details of an attempt for logs and traces, not for metrics; never the key."""
     detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
     operation_id: bytes | None
     if type(verdict) is Proceed:

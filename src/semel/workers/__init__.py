@@ -1,6 +1,6 @@
 """The workers beside an application: relay, reaper, completer and reconcilers, and their configuration.
 
-Each name is loaded on first use: who runs a reaper does not load a relay.
+Each name is loaded on first use: a process with a reaper alone does not load a relay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's health over HTTP, for its supervisor: is its event loop alive, and does it reach its store?"""
+"""A worker's health over HTTP, for its supervisor: whether its event loop is alive and it reaches its store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 LIVE: Final = "/livez"
 READY: Final = "/readyz"
-ANSWER_SECONDS: Final = 10.0  # without an answer for so long, a probe may take the worker for dead
+ANSWER_SECONDS: Final = 10.0  # a probe may treat the worker as dead after so long without an answer
 
 Check = Callable[[], Awaitable[Mapping[str, Any]]]
 
@@ -26,13 +26,13 @@ class _Listening6(ThreadingHTTPServer):
 class HealthServer:
     """Answers ``GET /livez`` and ``GET /readyz`` from a separate thread, as a context manager on a running loop.
 
-    Parameters: ``host`` and ``port`` to listen on (0: a free one, see ``address``); ``check`` asks the store, and
-    returns what a probe is shown; ``answer_seconds`` that the loop and the store may take.
+    Parameters: ``host`` and ``port`` to listen on (0: a free one, see ``address``); ``check`` queries the store, and
+    returns the details for a probe; ``answer_seconds`` that the loop and the store may take.
 
-    ``/livez`` is 200 while the event loop turns: restart the worker where it is not. ``/readyz`` is 200 while the store
-    answers too. Both are 503 otherwise. They take no credentials and tell no names: listen where only probes come.
+    ``/livez`` is 200 while the event loop runs: restart the worker if it is not. ``/readyz`` is 200 while the store
+    answers too. Both are 503 otherwise. They need no credentials and reveal no names: listen where only probes connect.
 
-    Raises OSError where the address cannot be listened on.
+    Raises OSError if it cannot listen on the address.
 
     >>> import asyncio, urllib.request
     >>> async def sound():
@@ -73,7 +73,7 @@ class HealthServer:
         answer = self._answer
 
         class Probed(BaseHTTPRequestHandler):
-            timeout = 10  # for a client that sends nothing
+            timeout = 10  # the limit for a client that sends nothing
 
             def do_GET(self) -> None:
                 status, document = answer(self.path.partition("?")[0])
@@ -89,7 +89,7 @@ class HealthServer:
             do_HEAD = do_GET
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Probes come every few seconds: none is a line of the worker's log."""
+                """Log nothing: probes come every few seconds."""
 
         return Probed
 

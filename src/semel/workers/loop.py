@@ -1,4 +1,4 @@
-"""A worker's loop until it is cancelled: look, rest, look again."""
+"""A worker's loop, which looks and rests until it is cancelled."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Loop(ABC):
         self._random = random.SystemRandom()
         self._trouble = Trouble(name)
         self._turns: Turns | None = None
-        self._rest: float | None = None  # until the next turn, where the store takes turns
+        self._rest: float | None = None  # until the next turn, if the store takes turns
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def _look(self) -> None:
-        """Look once. A store's refusal was reported to the observer; the next look tries again."""
+        """Look once. A store error was already reported to the observer; the next look tries again."""
 
     def _next_rest(self) -> float:
-        """The time until the next look."""
+        """Return the time until the next look."""
         return self._rest if self._rest is not None else self._every_seconds * (1 - self._random.random() / 4)
 
     async def _take_turn(self) -> Turn | None:
@@ -48,7 +48,7 @@ class Loop(ABC):
         self._turns = None
 
     async def _leave(self) -> None:
-        """Clean up at the end, even when cancelled: nothing, unless a worker overrides it."""
+        """Clean up at the end, even when cancelled. Does nothing unless a worker overrides it."""
         return
 
     async def __aenter__(self) -> Self:
@@ -62,9 +62,9 @@ class Loop(ABC):
             self._task = None
 
     async def run(self) -> None:
-        """Go on until cancelled. A store that comes back finds its worker alive; so does an unexpected error.
+        """Look until cancelled. The worker survives store failures and unexpected errors.
 
-        Such an error is logged once, and the next look comes after a rest of up to 30 seconds.
+        An unexpected error is logged once, and the next look comes after a rest of up to 30 seconds.
         """
         try:
             while True:
@@ -76,7 +76,7 @@ class Loop(ABC):
             await self._leave()
 
     async def _look_safely(self) -> float:
-        """Look; the least seconds to rest."""
+        """Look; return the least seconds to rest."""
         self._rest = None
         try:
             await self._look()

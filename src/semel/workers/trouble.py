@@ -24,18 +24,18 @@ class Trouble:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._logged: set[str] = set()  # the errors that were logged since it worked
-        self.errors = 0  # in a row
+        self._logged: set[str] = set()  # the errors that were logged since the loop last worked
+        self.errors = 0  # failures in a row
 
     def note_error(self, error: Exception, *, log: bool = True) -> float:
-        """Note an error; the seconds to rest."""
+        """Note an error; return the seconds to rest."""
         self.errors += 1
         kind = f"{type(error).__name__}: {error}"
         if log and kind not in self._logged and len(self._logged) < 100:
             self._logged.add(kind)
-            import logging  # a process that is well never needs it
+            import logging  # imported late: a healthy process never needs it
 
-            with suppress(Exception):  # a handler that raises must not stop what this keeps alive
+            with suppress(Exception):  # a log handler that raises must not stop the loop
                 logging.getLogger("semel").error(
                     "%s met an unexpected %s and continues after a rest; the same error is not logged again until it "
                     "works",
@@ -46,7 +46,7 @@ class Trouble:
         return min(REST_SECONDS_MAX, REST_SECONDS_FIRST * 2.0 ** min(self.errors - 1, 20))
 
     def over(self) -> None:
-        """It works."""
+        """Note that the loop works again."""
         if self.errors:
             self.errors = 0
             self._logged.clear()

@@ -1,8 +1,8 @@
-"""Take turns: the workers of one kind look one after the other across all processes.
+"""Turns by which the workers of one kind look one after the other across all processes.
 
-The workers of one process on one store look together, in one statement: their turns are those of processes that run the
+The workers of one process on one store look together, in one statement: they share turns with processes that run the
 same kinds of workers. A worker that wakes for its turn, or when a lease ends, finds the answer of the one that woke
-before it. What one kind alone needs is the same as ever: a process with a reaper only shares the turns of reapers.
+before it. Nothing changes for a single kind: a process with only a reaper shares the turns of reapers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from semel.errors import SchemaError, StatementRefused, StoreReadOnly
 from semel.workers.rules import REAPER, TakesTurns, Turn
 
 TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
-WITHOUT_SECONDS: Final = 60.0  # before a store that refused turns is asked again
+WITHOUT_SECONDS: Final = 60.0  # the pause before asking a store again that refused turns
 DUE_LATER_US: Final = 10_000
 SLOW_SECONDS: Final = 1.0  # an answer that takes longer comes too late for the end of a lease
-APART_SECONDS: Final = 60.0  # for how long a relay then looks by itself, from its last slow look on
+APART_SECONDS: Final = 60.0  # how long a relay then looks by itself, from its last slow look on
 
 
 class Turns:
@@ -49,14 +49,14 @@ class Turns:
         self.every_us = max(1, int(every_seconds * 1_000_000))
         self.with_events = with_events
         self.wanted: int | None = None  # an answer of this time, by the store's clock, or later serves this worker
-        self.apart_until = float("-inf")  # until when it looks by itself
-        self._came: int | None = None  # the time that it had wanted before the last look; None: that was the first one
+        self.apart_until = float("-inf")  # the time until which it looks by itself
+        self._came: int | None = None  # the time that it wanted before the last look; None: that was the first look
         self._perform = perform
         self._earliest_of = earliest_of
         self._lookout: _Lookout | None = None
 
     async def take(self) -> Turn | None:
-        """Take a turn; None where the store knows none, so that each worker looks for itself.
+        """Take a turn; None if the store has no turns, so that each worker looks for itself.
 
         Raises StoreError: the store is unavailable.
         """
@@ -74,28 +74,28 @@ class Turns:
         return turn._replace(now=turn.now + int(seconds * 1_000_000), earliest=earliest)
 
     def leave(self) -> None:
-        """Take no part until the next :meth:`take`: the worker ends, or is at work."""
+        """Stop taking part until the next :meth:`take`, because the worker ends or is busy."""
         if self._lookout is not None:
             self._lookout.members.discard(self)
         self._lookout = self.wanted = None
 
     @property
     def slot_us(self) -> int:
-        """How far apart the turns are: those of the most impatient worker of this process."""
+        """The distance of the turns in microseconds, set by this process's most frequent worker."""
         members = () if self._lookout is None else self._lookout.members
         return min({self.every_us, *(member.every_us for member in members)})
 
     def is_first_in_interval(self, turn: Turn) -> bool:
-        """Whether a worker looks at this turn that wants fewer than others of its process: one in each interval.
+        """Return whether an infrequent worker looks at this turn: it looks at the first one in each of its intervals.
 
-        An interval counts that has begun since the turn before this one, however late this look is; so does the first
-        look of a worker, since a process may end before the next interval begins.
+        An interval counts if it has begun since the previous turn, even if this look is late. A worker's first look
+        counts too, since a process may end before the next interval begins.
         """
         began = turn.now - turn.now % self.every_us
         return self._came is None or began > min(self._came, turn.now) - self.slot_us
 
     async def ask(self, make: MakeFlow[Turn]) -> Turn:
-        """Ask the store by this worker's own way to it."""
+        """Ask the store through this worker's own ``perform``."""
         turn: Turn = await self._perform("turn", make)
         return turn
 
@@ -106,14 +106,14 @@ class _Lookout:
     def __init__(self) -> None:
         self.members: WeakSet[Turns] = WeakSet()
         self._lock = asyncio.Lock()
-        self._taken: dict[str, tuple[int, float]] = {}  # of each kind: the turn, and its time by this process's clock
+        self._taken: dict[str, tuple[int, float]] = {}  # for each kind: the turn, and its time by this process's clock
         self._last: Turn | None = None
         self._last_at = 0.0
-        self._unread: WeakSet[Turns] = WeakSet()  # those whom the last answer concerns, and who have not seen it
+        self._unread: WeakSet[Turns] = WeakSet()  # the members that have not seen the last answer yet
         self._without_until = float("-inf")
 
     async def look(self, member: Turns) -> tuple[Turn, float] | None:
-        """The last answer that serves this member, and how old it is; None where the store refuses turns."""
+        """Return the last answer that serves this member, and its age; None if the store refuses turns."""
         self.members.add(member)
         async with self._lock:
             if monotonic() < self._without_until:
@@ -133,7 +133,7 @@ class _Lookout:
         others = next((member for member in members if member.with_events is None), None)
         reaps = None if others is None else reaper is not None
         asked = relay or reaper or asking
-        seen = reaper or others or asking  # a reaper's store knows how far it has come
+        seen = reaper or others or asking  # the store of a reaper knows how far its walk has come
 
         def make(mine: int | None) -> Flow[Turn]:
             if asked.with_events is None:
@@ -146,7 +146,7 @@ class _Lookout:
         try:
             turn = await asked.ask(lambda: make(mine))
             if has_come and turn.next == mine and turn.next - turn.now > every_us:
-                # The turn has come here, but is far away by the store's clock, which was set back: none would look.
+                # The turn is due here, but far ahead by the store's clock, which was set back: no worker would look.
                 turn = await asked.ask(lambda: make(None))
         except Exception as error:
             if relay is not None:
@@ -157,7 +157,7 @@ class _Lookout:
                 raise
             if not isinstance(error, (SchemaError, StatementRefused, StoreReadOnly)):
                 raise
-            # Not migrated, no right to it, a standby.
+            # The store is not migrated, lacks the privilege, or is a standby.
             self._taken.clear()
             self._last, self._without_until = None, monotonic() + WITHOUT_SECONDS
             return None
@@ -168,9 +168,9 @@ class _Lookout:
         return turn
 
     def _part_from(self, relay: Turns) -> None:
-        """Let a relay look by itself until that has gone well for a while: its outbox is slow, or damaged.
+        """Let a relay with a slow or damaged outbox look by itself, until its looks have been quick for a while.
 
-        Only the look that has found it out keeps the others waiting.
+        Only the look that discovers this delays the others.
         """
         self.members.discard(relay)
         relay.apart_until = monotonic() + APART_SECONDS
@@ -180,7 +180,7 @@ _LOOKOUTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[
 
 
 def _lookout_of(member: Turns) -> _Lookout:
-    """Where a worker looks: a second relay on one store by itself, since a statement looks at it for one relay."""
+    """Return a worker's lookout; a second relay on one store has its own, since a statement looks for one relay."""
     lookouts = _LOOKOUTS.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     lookout = lookouts.setdefault(member.store, _Lookout())
     if member.with_events is None:
@@ -191,18 +191,18 @@ def _lookout_of(member: Turns) -> _Lookout:
 
 
 def look_together(store: object, other: object) -> None:
-    """Let the workers on these two stores of one database look together. Within the running loop, before they begin."""
+    """Let the workers on these two stores of one database look together. Call this in the loop, before they begin."""
     lookouts = _LOOKOUTS.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
     lookouts[other] = lookouts.setdefault(store, _Lookout())
 
 
 def is_due(turn: Turn | None) -> bool:
-    """Whether there may be something to take over or to mark."""
+    """Return whether there may be something to take over or to mark."""
     return turn is None or (turn.earliest is not None and turn.earliest <= turn.now)
 
 
 def kind_of(kind: str, operations: Iterable[str]) -> str:
-    """The kind of a worker that is about some operations only: those of others are no part of its turns.
+    """Return the kind of a worker for some operations only, which does not share turns with workers for others.
 
     >>> kind_of("completer", ["b", "a"]) == kind_of("completer", ["a", "b"]) != kind_of("completer", ["a"])
     True
@@ -216,12 +216,12 @@ def _kind_of_all(kinds: set[str]) -> str:
 
 
 def seconds_to_turn(turn: Turn) -> float:
-    """The seconds until this worker's next turn."""
+    """Return the seconds until this worker's next turn."""
     return (turn.next - turn.now) / 1_000_000
 
 
 def seconds_ahead(turn: Turn) -> float:
-    """The pause after a look: until this worker's next turn, or an earlier due time."""
+    """Return the pause after a look: until this worker's next turn, or an earlier due time."""
     ahead = turn.next - turn.now
     if turn.earliest is not None and turn.now < turn.earliest < turn.next:
         ahead = turn.earliest - turn.now + DUE_LATER_US

@@ -1,4 +1,4 @@
-"""Reading a body that is at hand: on the event loop while it is small, in a thread where others would wait for it."""
+"""Process a body that is already read: on the event loop if it is small, else in a thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from semel.policy import Command
 
 
 async def command_of(exchange: Exchange, body: bytes) -> Command | Answer:
-    """The command of a request whose body came in one piece; or the answer that refuses it."""
+    """Return the command of a request whose body came in one piece, or the answer that refuses it."""
     if len(body) <= ON_LOOP_BYTES_MAX:
         return exchange.command(body)
     return await asyncio.to_thread(exchange.command, body)
 
 
 async def finish(exchange: Exchange, spool: Spool) -> Command | Answer:
-    """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
+    """Return the command of a request whose body was fed and is held in ``spool``, or the answer that refuses it."""
     if spool.size <= ON_LOOP_BYTES_MAX:
         return exchange.finish(spool)
     return await asyncio.to_thread(exchange.finish, spool)

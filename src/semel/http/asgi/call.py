@@ -1,8 +1,8 @@
-"""One command whose handler runs, and what the application gets of its server. It translates; the exchange decides.
+"""One running command, and the receive and send that its application gets. It translates; the exchange decides.
 
 The application's answer is held until its call has *returned*, because frameworks commit after the last chunk;
 then the outcome is settled, and only then does the answer leave. An answer that cannot be held is marked in the
-store before its first byte leaves. A client that goes away changes nothing: the application is not told.
+store before its first byte leaves. A client that disconnects changes nothing: the application does not learn of it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 class _Mode(Enum):
     HOLD = 1  # the answer is kept here until the outcome is settled
-    THROUGH = 2  # it is marked as not kept, and flows to the client
-    DROP = 3  # it may not leave any more; the handler finishes
+    THROUGH = 2  # the answer is marked as not kept, and flows to the client
+    DROP = 3  # the answer may not leave any more; the handler finishes
 
 
-# Of an enumeration a member is looked up by a function; every request would pay for it.
+# Looking up an enumeration's member is a call, which every request would pay for.
 _HOLD, _THROUGH = _Mode.HOLD, _Mode.THROUGH
 _new: Final[Any] = tuple.__new__  # every command pays for an answer
 
@@ -51,14 +51,14 @@ class HostMiddleware(Protocol):
 
 
 class AsgiCall(Capture):
-    """The receive and send that the application gets, and the answer that they add up to once a permit was granted.
+    """The receive and send that the application gets, which collect its answer once a permit is granted.
 
-    The scope that the application gets shows no way to answer that leaves nothing to capture.
+    The application's scope offers no way to answer that bypasses the capture.
 
     :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.
     """
 
-    # What most requests do not change is an attribute of the class.
+    # Defaults that most requests keep are attributes of the class.
     _request_message: Message | None = None
     _request_spool: Spool | None = None
     _spool_read_at = 0
@@ -67,12 +67,12 @@ class AsgiCall(Capture):
     _start_message: Message | None = None
     _end_event: asyncio.Event | None = None
     _task_to_cancel: asyncio.Task[Any] | None = None
-    _unclaimed_deadline: float | None = None  # of a call without a permit: when it is too late for its answer
+    _unclaimed_deadline: float | None = None  # of a call without a permit: the time from which its answer is too late
     _client_gone = False
     _cancelled_as_lost = False
-    _endpoint_error: BaseException | None = None  # what the endpoint itself raised, where that is known
+    _endpoint_error: BaseException | None = None  # what the endpoint itself raised, if known
     _endpoint_error_status: int | None = None
-    _answered_202 = False  # the client has its 202; the answer is for those who ask later
+    _answered_202 = False  # the client got a 202; the answer is for later retries
 
     _exchange: Exchange
 
@@ -83,7 +83,7 @@ class AsgiCall(Capture):
         self._send = send
 
     def _begin(self, exchange: Exchange, permit: Permit) -> None:
-        """From here on the answer is held, for this permit."""
+        """Hold the answer from here on, for this permit."""
         self._exchange = exchange
         self._permit = permit
         self._keeping = exchange.route.keeping
@@ -96,14 +96,14 @@ class AsgiCall(Capture):
         scope["semel.permit"] = permit
 
     def _heed_loss(self, route: Route, permit: Permit) -> None:
-        """An IDEMPOTENT handler is cancelled when another attempt is granted its record."""
+        """Cancel an IDEMPOTENT handler when another attempt is granted its record."""
         if route.idempotent:
             self._task_to_cancel = asyncio.current_task()
             permit.when_lost(self._cancel)
 
     @property
     def _deadline(self) -> float:
-        """From when on, in monotonic seconds, the handler is not waited for."""
+        """The time, in monotonic seconds, until which to wait for the handler."""
         if self._unclaimed_deadline is not None:
             return self._unclaimed_deadline
         assert self._permit is not None
@@ -125,11 +125,11 @@ class AsgiCall(Capture):
             self._task_to_cancel.cancel()
 
     async def _conclude(self, permit: Permit, error: BaseException | None) -> None:
-        """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
+        """Settle after the application returned or raised ``error``, send what may leave, and raise the error again."""
         if self._task_to_cancel is not None:
             self._stop_cancelling(permit)
         exchange, engine, head = self._exchange, self._middleware.engine, self._answer_head
-        success: Answer | None = None  # what is stored of an answer that alone proves that all is done
+        success: Answer | None = None  # the stored form of an answer that alone proves success
         if (
             error is None
             and head.succeeds
@@ -139,7 +139,7 @@ class AsgiCall(Capture):
         ):
             body = self._first_piece if self._later_pieces is None else self.body
             success = _new(Answer, (head.status, head.kept, body))
-            if engine.core.succeed_at_once(permit, success):  # as nearly every command ends
+            if engine.core.succeed_at_once(permit, success):  # the usual end
                 headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
                 try:
                     await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
@@ -176,27 +176,27 @@ class AsgiCall(Capture):
                 except Exception as refused:
                     if not is_disconnect(refused):
                         raise
-                    # The client is gone; its retry will be given this answer.
+                    # The client has disconnected; its retry will get this answer.
             if error is not None and not (self._cancelled_as_lost and isinstance(error, asyncio.CancelledError)):
                 raise error
         finally:
             error = None  # it holds this frame
 
     def _stop_cancelling(self, permit: Permit) -> None:
-        """The handler has ended: a permit that is lost from here on cancels nothing."""
+        """Note that the handler has ended: losing the permit from here on cancels nothing."""
         assert self._task_to_cancel is not None
         permit.when_lost(_nothing)
         if self._cancelled_as_lost:
             self._task_to_cancel.uncancel()
-        self._task_to_cancel = None  # it will hold what the application raised, and that holds this call
+        self._task_to_cancel = None  # breaks a cycle through the application's exception
 
     def _point(self, headers: Headers) -> None:
-        """The application raised, and its server answers: ``headers`` say where the operation's status is."""
+        """Add ``headers``, which link the operation's status, to the server's answer to the application's exception."""
 
     # --- what the application gets ------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """The body once more, and what comes after it."""
+        """Receive the body again, and what follows it."""
         message = self._request_message
         if message is not None:
             self._request_message = None
@@ -205,7 +205,7 @@ class AsgiCall(Capture):
         return piece if piece is not None else await self._after_body()
 
     async def _after_body(self) -> Message:
-        """Nothing until the answer is complete: a handler is not told that its client has gone."""
+        """Receive nothing until the answer is complete: a handler does not learn that its client has disconnected."""
         await self._until_it_may_know()
         return {"type": "http.disconnect"} if self.ended else await self._receive()
 
@@ -217,10 +217,10 @@ class AsgiCall(Capture):
                 async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                     await self._end_event.wait()
             except TimeoutError:
-                pass  # past its deadline the handler is not waited for: it may learn of the disconnect
+                pass  # past the deadline nothing waits for the handler: it may learn of the disconnect
 
     async def send(self, message: Message) -> None:
-        """Take a part of the answer."""
+        """Take one message of the answer."""
         kind = message["type"]
         if kind == "http.response.start":
             if self._start_message is not None:
@@ -250,13 +250,13 @@ class AsgiCall(Capture):
             await self._let_go(more=not self.ended)
 
     def end(self) -> None:
-        """The application has sent the last of the body."""
+        """Note that the application has sent the end of the body."""
         self.ended = True
         if self._end_event is not None:
             self._end_event.set()
 
     async def _let_go(self, *, more: bool) -> None:
-        """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
+        """Let an answer flow that cannot be held, after marking it as not kept; never for an ATOMIC command."""
         permit = self._permit
         assert permit is not None
         if self._exchange.route.atomic:
@@ -340,4 +340,4 @@ def with_mark(send: Send, mark: tuple[bytes, bytes]) -> Send:
 
 
 def _nothing() -> None:
-    """What happens when a permit is lost whose handler has already ended."""
+    """Do nothing: the handler of a lost permit has already ended."""

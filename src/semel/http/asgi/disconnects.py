@@ -1,7 +1,7 @@
-"""Clients that disconnect: detecting it, and keeping their handlers alive.
+"""Detection of clients that disconnect, and the tasks that keep their handlers alive.
 
-A server tells that a client has gone with an ``OSError``, a framework in words of its own, and a layer that was
-cancelled may have closed what it listened on, or never take what it was waiting for. All of it is one error here.
+A server reports a disconnect with an ``OSError``, a framework with an exception of its own; a cancelled layer may
+have closed its stream, or may never read what it was waiting for. All of these become one error here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from semel.errors import InvalidBody
 T = TypeVar("T")
 _UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
 
-# By name, so that no library is imported to ask: what anyio, trio, Starlette and uvicorn raise.
+# By name, so that no library is imported for the check: what anyio, trio, Starlette and uvicorn raise.
 _DISCONNECTS: Final = frozenset(
     {"BrokenResourceError", "ClosedResourceError", "ClientDisconnect", "ClientDisconnected"}
 )
@@ -27,7 +27,7 @@ class ListenerGone(ConnectionError):
 
 
 class Listener:
-    """The send of the layer outside, until that layer has :meth:`left`. Then it raises ListenerGone."""
+    """The outer layer's ``send``, until that layer has :meth:`left`. From then on it raises ListenerGone."""
 
     __slots__ = ("_gone", "_send", "_sending")
 
@@ -51,14 +51,14 @@ class Listener:
             self._sending = None
 
     def left(self) -> None:
-        """The layer outside has ended; what is on its way to it is given up."""
+        """Note that the outer layer has ended, and give up messages on their way to it."""
         self._gone = True
         if self._sending is not None:
             self._sending.reschedule(asyncio.get_running_loop().time())
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Whether an error of sending says that the client has disconnected.
+    """Return whether an error from sending means that the client has disconnected.
 
     >>> is_disconnect(BrokenPipeError()), is_disconnect(ValueError())
     (True, False)
@@ -67,7 +67,7 @@ def is_disconnect(error: BaseException) -> bool:
 
 
 def tells_of_leaving(error: BaseException) -> bool:
-    """Whether a handler ended with ListenerGone, or with what a framework made of it."""
+    """Return whether a handler ended with ListenerGone, or with what a framework made of it."""
     seen = error
     while is_disconnect(seen):
         if isinstance(seen, ListenerGone):
@@ -80,17 +80,17 @@ def tells_of_leaving(error: BaseException) -> bool:
 
 
 class KeptAlive:
-    """The tasks of one application that must come to their end: each handler whose client may go has one."""
+    """The tasks of one application that must run to their end: one for each handler whose client may disconnect."""
 
     __slots__ = ("_begun", "_tasks", "uvicorn_code")
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
-        self.uvicorn_code: CodeType | object = object()  # of uvicorn's call, once it was seen
+        self.uvicorn_code: CodeType | object = object()  # the code of uvicorn's call, once seen
 
     async def shield(self, work: Coroutine[Any, Any, None], listener: Listener) -> None:
-        """Run what must not end with its client, in its own task; the listener learns when the client has left."""
+        """Run in its own task what must not end with its client; the listener learns when the client has left."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,25 +98,25 @@ class KeptAlive:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             listener.left()
-            # The shield would drop what the handler still raises, and no one else would report it.
+            # The shield would drop what the handler still raises, so report it here.
             task.add_done_callback(_report)
             raise
         finally:
-            del task  # it holds what the handler raised, and that holds this frame
+            del task  # break a cycle: the task holds the handler's exception, which holds this frame
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run what can be cut short and gone on with, in a task of its own: the application's end cancels it."""
+        """Run in its own task what can be interrupted and resumed: the application's shutdown cancels it."""
         task = asyncio.create_task(work)
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
         return task
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Report what a task raises that is not awaited any more."""
+        """Report what a task raises that is no longer awaited."""
         task.add_done_callback(_report)
 
     def is_needless(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether this task is uvicorn's own call of the application, which a disconnect does not cancel."""
+        """Return whether this task is uvicorn's own call of the application, which a disconnect does not cancel."""
         code: CodeType | None = None if task is None else getattr(task.get_coro(), "cr_code", None)
         if code is self.uvicorn_code:
             return True
@@ -126,7 +126,7 @@ class KeptAlive:
         return False
 
     async def close(self) -> None:
-        """Wait for the handlers whose clients have gone; what may be cut short is."""
+        """Wait for the handlers whose clients have disconnected; cancel the tasks that may be interrupted."""
         for task in self._begun:
             task.cancel()
         while self._begun:
@@ -137,6 +137,6 @@ class KeptAlive:
 
 def _report(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
-    if error is not None and not tells_of_leaving(error) and not isinstance(error, InvalidBody):  # it left midway
+    if error is not None and not tells_of_leaving(error) and not isinstance(error, InvalidBody):  # left midway
         what = {"message": "a handler failed after its client had disconnected", "exception": error, "task": task}
         task.get_loop().call_exception_handler(what)

@@ -1,7 +1,7 @@
 """The ASGI middleware: pure ASGI on asyncio, without a framework.
 
-It finds the operation of a request, reads its body and claims; a request that was granted its permit becomes a call of
-the application, which is kept alive where its client has gone. What a granted one needs besides is in ``call.py``.
+It finds the operation of a request, reads its body and claims. A granted request calls the application, and the call
+stays alive if its client disconnects. ``call.py`` does the rest for granted requests.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SemelMiddleware:
     None for requests that name an operation, True for all below that path, False where the application serves it.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.
 
-    Raises ConfigurationError: as HttpSettings does, and where it can be seen that ``caller`` reads what only a
-    middleware further inside verifies.
+    Raises ConfigurationError: as HttpSettings does, and if ``caller`` visibly reads what only a middleware further
+    inside verifies.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class SemelMiddleware:
         self.surface = HttpSettings.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
         self._exact = self.surface.routes.exact
-        self._marking = OVERRIDES | {self.surface.key_name}  # headers without which an undeclared request may pass
-        self._passing: set[tuple[Any, ...]] = set()  # such requests, as :meth:`_place` names them
+        self._marking = OVERRIDES | {self.surface.key_name}  # an undeclared request without them may pass
+        self._passing: set[tuple[Any, ...]] = set()  # requests that pass, as :meth:`_place` names them
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
         self.kept_alive = KeptAlive()
@@ -82,7 +82,7 @@ class SemelMiddleware:
         _check_order(app, self.surface.caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one connection, per the ASGI specification."""
         # Its operation.
         found = self._exact.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]  # or nothing is found
         if found is None or scope.get("root_path") or CALL_KEY in scope:
@@ -100,11 +100,11 @@ class SemelMiddleware:
             return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
             return None
-        # Its body: what is asked.
+        # Its body: the command.
         receiving = receive().__await__()
         try:
             awaited = next(receiving)
-        except StopIteration as received:  # it was there, as nearly every body
+        except StopIteration as received:  # the body was already there, as nearly always
             message = received.value
         else:
             try:
@@ -142,13 +142,13 @@ class SemelMiddleware:
         return await self.kept_alive.shield(call.run(exchange, permit), listener)
 
     def _find_template(self, scope: Scope) -> tuple[Route, Params] | None:
-        """The operation with parameters in its path, of an application that is not mounted."""
+        """Find an operation with parameters in its path, in an application that is not mounted."""
         if scope["type"] != "http" or scope.get("root_path") or CALL_KEY in scope:
             return None
         return self.surface.routes.find_template(scope["method"], scope["path"])
 
     async def _find(self, scope: Scope, receive: Receive, send: Send) -> tuple[Route, Params] | None:
-        """The operation of a request that is not found by its path as it is; None: there is none, and it is served."""
+        """Find the operation of a request whose literal path matches none. None: the request was answered or served."""
         if scope["type"] != "http" or CALL_KEY in scope:
             if scope["type"] == "lifespan" and self._manage_engine:
                 await self._lifespan(scope, receive, send)
@@ -168,7 +168,7 @@ class SemelMiddleware:
         return None
 
     async def _allows(self, exchange: Exchange, scope: Scope, send: Send) -> bool:
-        """Whether the caller is allowed the request; where it is not, it is answered."""
+        """Return whether the caller may make the request; answer it if not."""
         if await self.surface.allows_async(scope, exchange.wanted):
             exchange.allowed_at = time.monotonic()
             return True
@@ -176,7 +176,7 @@ class SemelMiddleware:
         return False
 
     async def _refuse(self, exchange: Exchange, verdict: Refusal, scope: Scope, send: Send) -> None:
-        """Answer a request that was granted no permit. ``may`` is asked again where the claim has waited."""
+        """Answer a request that was granted no permit. It calls ``may`` again if the claim has waited."""
         status, headers, body = exchange.replay(verdict) if type(verdict) is Replay else exchange.present(verdict)
         if exchange.allowed_at is None or not exchange.must_ask_again() or await self._allows(exchange, scope, send):
             await send({"type": "http.response.start", "status": status, "headers": [*headers]})
@@ -185,7 +185,7 @@ class SemelMiddleware:
     async def _read(
         self, exchange: Exchange, scope: Scope, receive: Receive, piece: Message, spool: Spool
     ) -> Command | Answer | None:
-        """The command of a body that comes in pieces; None where its client goes away before its end.
+        """Read a body that comes in pieces into a command; None if its client disconnects before the end.
 
         Parameters: ``piece`` the first one; ``spool`` holds the body where there is a command, and is closed where
         there is none.
@@ -207,7 +207,7 @@ class SemelMiddleware:
                 piece, exchange.body_until = await self.body_clock.next_of(receive, exchange.body_until)
         except TimeoutError:
             command = exchange.body_too_slow(scope)
-        finally:  # cancelled, mostly; from the claim on, the spool is the application's
+        finally:  # mostly a cancellation; from the claim on, the application owns the spool
             if type(command) is not Command:
                 spool.close()
         return command
@@ -221,7 +221,7 @@ class SemelMiddleware:
             await self.app(scope, receive, send if mark is None else with_mark(send, mark))
 
     async def _handle_undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
-        """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
+        """Handle an undeclared request: send Semel's own answer, return the default's route, or pass the request on."""
         if self._concerns_status(scope, path):
             answer = await self._status.answer(path, scope)
             if answer is not None:
@@ -240,7 +240,7 @@ class SemelMiddleware:
         return self._status.concerns(path) or self._status.concerns(scope["path"])
 
     def _remember(self, scope: Scope) -> None:
-        """An undeclared request passes: so will others of its method and path without one of the marking headers."""
+        """Remember that an undeclared request passes; so do others of its method and path without a marking header."""
         place = _place(scope)
         if self._marking.isdisjoint(dict(scope["headers"])) and sum(map(len, filter(None, place))) <= _PLACE_LENGTH_MAX:
             if len(self._passing) >= _PLACES_MAX:
@@ -248,7 +248,7 @@ class SemelMiddleware:
             self._passing.add(place)
 
     async def close(self) -> None:
-        """Wait for the handlers whose clients have gone."""
+        """Wait for the handlers whose clients have disconnected."""
         await self.kept_alive.close()
 
     # --- lifespan -----------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class SemelMiddleware:
                 self._completing = running(self._completer)
                 await self._completing.__aenter__()
             elif message["type"] == "lifespan.shutdown":
-                await self.close()  # those that still run need what the application is about to close
+                await self.close()  # handlers that still run need what the application is about to close
             return message
 
         async def close_and_send(message: Message) -> None:
@@ -299,7 +299,7 @@ _PLACE_LENGTH_MAX: Final = 512
 
 
 def _place(scope: Scope) -> tuple[Any, ...]:
-    """The method and the path of a request, in all forms that it is judged by."""
+    """Return the method and the path of a request, in all forms that decide whether it passes."""
     return scope.get("method"), scope.get("path"), scope.get("raw_path"), scope.get("root_path")
 
 
@@ -332,7 +332,7 @@ class DeclaredCall(AsgiCall):
             else:
                 await self._run_otherwise(permit)
         except GeneratorExit:
-            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+            raise  # the loop is closed: nothing can be awaited any more, and the lease will lapse
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
         finally:
@@ -344,7 +344,7 @@ class DeclaredCall(AsgiCall):
             error = None  # it holds this frame
 
     async def _run_otherwise(self, permit: Permit) -> None:
-        """Run the application where it may be cancelled, or has a limit, or its client does not wait."""
+        """Run an application that may be cancelled, has a time limit, or whose client does not wait."""
         route = self._exchange.route
         self._heed_loss(route, permit)
         if self._exchange.wants_async:
@@ -353,7 +353,7 @@ class DeclaredCall(AsgiCall):
         await (run_within(call, max(0.0, self._deadline - time.monotonic())) if route.atomic else call)
 
     async def run_unclaimed(self, exchange: Exchange, error: SemelError) -> None:
-        """The store could not take the command: refuse it, or run it unprotected where that was declared."""
+        """Refuse a command that the store could not take, or run it unprotected if that was declared."""
         try:
             refused = exchange.answer_unclaimed(error)
             if isinstance(refused, Unprotected):
@@ -374,7 +374,7 @@ class DeclaredCall(AsgiCall):
 
 
 def route_path(scope: Scope) -> str:
-    """The path below the place where the application is mounted."""
+    """Return the path below the application's mount point."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path

@@ -1,4 +1,4 @@
-"""A request as Semel's own endpoints read it, whichever framework has routed it."""
+"""A request as Semel's own endpoints read it, for all frameworks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CUT: Final = "The body is cut short; send it again."
 
 
 def path_of(scope: Mapping[str, Any]) -> str:
-    """The path within the application."""
+    """Return the path within the application."""
     root = scope.get("app_root_path", scope.get("root_path", ""))
     return without_slashes(scope["path"].removeprefix(root))
 
 
 def mount_of(scope: Mapping[str, Any]) -> str:
-    """Where the application is mounted, without the prefix of a server or a proxy, where that is known.
+    """Return the application's mount point, without the prefix of a server or a proxy if that is known.
 
     >>> mount_of({"root_path": "/api/eu", "app_root_path": "/api"}), mount_of({"root_path": "/api"})
     ('/eu', '/api')
@@ -29,11 +29,11 @@ def mount_of(scope: Mapping[str, Any]) -> str:
 
 
 class AsgiRequest(NamedTuple):
-    """What a list or an upload needs of a request.
+    """The parts of a request that a list or an upload needs.
 
-    ``own`` is the framework's own request, which the application's functions are given; ``asked`` what the surface's
+    ``own`` is the framework's own request, which the application's functions get; ``asked`` what the surface's
     ``caller`` function reads; ``headers`` have lower-case names; ``params`` are those of the path; ``query`` is raw;
-    ``pieces`` gives the body, and raises InvalidBody where the client goes away in the middle.
+    ``pieces`` yields the body, and raises InvalidBody if the client disconnects in the middle.
     """
 
     own: Any
@@ -45,17 +45,17 @@ class AsgiRequest(NamedTuple):
 
     @property
     def fields(self) -> dict[str, str]:
-        """The query's fields; of a name that comes twice, the last."""
+        """Return the query's fields; the last one of each name."""
         return dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
 
     def header(self, name: str) -> str | None:
-        """The first header of a name, in any case; None where there is none."""
+        """Return the first header of a name, in any case; None if there is none."""
         wanted = name.lower().encode("latin-1")
         return next((value.decode("latin-1") for each, value in self.headers if each == wanted), None)
 
 
 async def pieces_until(stream: AsyncIterator[bytes], gone: type[Exception]) -> AsyncIterator[bytes]:
-    """A framework's stream, whose exception for a client that went away is InvalidBody."""
+    """Yield a framework's stream, and raise InvalidBody in place of its own exception for a disconnect."""
     try:
         async for piece in stream:
             yield piece

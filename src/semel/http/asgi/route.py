@@ -4,7 +4,7 @@ The capture wraps the whole application and does nothing until an endpoint claim
 is the same call as in ``call.py``: the answer is held until the application has returned, settled, sent.
 Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
 application has returned; what the application has made of it on its way out is dropped.
-What the application refuses before the claim is never recorded.
+Requests that the application refuses before the claim are never recorded.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from semel.policy import Command
 from semel.stores.deadline import Limit
 
 CALL_KEY: Final = "semel.call"
-HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
+HEADERS_KEY: Final = "semel.headers"  # in the scope: headers for the framework's answer to a command that raised
 ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the framework to make an answer of its error
 
 
 class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
-    _own_answer: Answer | None = None  # leaves in place of what the application answers
-    _replaced_headers: Headers = ()  # the headers of what it answers
-    _body_refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+    _own_answer: Answer | None = None  # sent in place of the application's answer
+    _replaced_headers: Headers = ()  # the headers of the application's answer
+    _body_refusal: Answer | None = None  # sent in place of any answer that the application makes of a body that ends
     _body_too_long = False  # for any command; the body is no longer kept
     _body_until = 0.0
     _body_leaked = False
@@ -75,11 +75,11 @@ class RouteCall(AsgiCall):
         self._scope = capture_scope(scope) if scope.get("extensions") else scope
         self._receive = receive
         self._send = send
-        self.outer = scope  # which the layers outside see
-        self.runner = asyncio.current_task()  # that runs the application
+        self.outer = scope  # which the outer layers see
+        self.runner = asyncio.current_task()  # the task that runs the application
 
     def listen(self) -> Listener:
-        """Run in a task of its own from here on; the listener returned gets its answer while the client is there."""
+        """Run in a task of its own from here on; return the listener that gets the answer while the client is there."""
         self.runner = None
         listener = Listener(self._send)
         self._send = listener.send
@@ -96,7 +96,7 @@ class RouteCall(AsgiCall):
             try:
                 await self._middleware.app(scope, self.receive, self.send)
             except GeneratorExit:
-                raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+                raise  # the loop is closed: nothing can be awaited any more, and the lease will lapse
             except BaseException as raised:
                 replaced = self._own_answer is not None or self._body_refusal is not None
                 if self._permit is None and not (replaced and isinstance(raised, Exception)):
@@ -106,7 +106,7 @@ class RouteCall(AsgiCall):
                 if self._request_spool is not None:
                     self._close_spool()
             if not self._passes_through:
-                self._request_message = None  # what the application has not read
+                self._request_message = None  # the rest of the body, which the application has not read
                 if self._limit is not None:
                     error, self._limit = self._limit.end(error), None
                 if self._permit is not None:
@@ -121,7 +121,7 @@ class RouteCall(AsgiCall):
             error = self._endpoint_error = self.runner = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
-        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        """Send Semel's own answer in place of the application's; then re-raise what the application raised."""
         try:
             await send_answer(self._send, instead_of(self._replaced_headers, answer))
         except Exception as refused:
@@ -176,21 +176,21 @@ class RouteCall(AsgiCall):
         if opened.wants_async:
             await self._accept(permit)
         if route.atomic:
-            # The handler has its own limit. What the framework does after it holds the transaction open, too.
+            # The handler has its own limit. The framework's work after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
             assert self.runner is not None
             self._limit = Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
         return permit
 
     def _end_unclaimed(self, route: Route, end: Answer | Unprotected) -> Answer | None:
-        """The request claims nothing: the answer that leaves, or None to run unprotected."""
+        """End a request that claims nothing: return the answer that leaves, or None to run unprotected."""
         if isinstance(end, Answer):
             return self._hold(route, end)
         self._mark, self._passes_through = end.mark, end.mark is None
         return None
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
-        """From here on the application's own answer is dropped: this one leaves once it has returned."""
+        """Replace the application's answer from here on: this one leaves once the application has returned."""
         self._own_answer, self._passes_through = answer, False
         self._unclaimed_deadline = time.monotonic() + route.policy.deadline_seconds
         self._end_event = None
@@ -198,30 +198,30 @@ class RouteCall(AsgiCall):
 
     @property
     def has_claimed(self) -> bool:
-        """Whether an endpoint has claimed, whatever it was given."""
+        """Return whether an endpoint has claimed, granted or not."""
         return self._permit is not None or self._own_answer is not None
 
     def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
-        """The endpoint raised this, whatever the framework makes of it; ``own_status`` where it is an answer itself."""
+        """Note what the endpoint raised, before the framework answers it; ``own_status`` if it is an answer itself."""
         self._endpoint_error = error
         self._endpoint_error_status = own_status
 
     def note(self, error: BaseException) -> None:
-        """The framework met this exception after the claim; what the endpoint itself raised counts for more."""
+        """Note an exception that the framework met after the claim; one that the endpoint raised takes precedence."""
         if self.has_claimed and self._endpoint_error is None:
             self.note_failure(error)
 
     async def outlive_client(self) -> None:
-        """The client has gone: return once the application may know, which of a command is when it runs too long."""
+        """Wait after a disconnect until the application may learn of it: with a command, once it runs too long."""
         if self.has_claimed:
             await self._until_it_may_know()
             if self.ended:
-                await asyncio.Event().wait()  # nothing is left to cut short
+                await asyncio.Event().wait()  # nothing is left to interrupt
 
     # --- what the application gets --------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """The body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
+        """Receive the body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
         message, spool = self._request_message, self._request_spool
         if message is not None:
             self._request_message = None
@@ -250,7 +250,7 @@ class RouteCall(AsgiCall):
         return await (self._after_body() if self.has_claimed else self._receive())
 
     async def _next_of(self, spool: Spool) -> Message:
-        """The next piece, unless a command's body has become too long or too slow with it."""
+        """Receive the next piece, unless it makes a command's body too long or too slow."""
         bytes_max, is_declared = self._middleware.bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         try:
             message = await self._pull(spool, is_command=is_declared)
@@ -271,7 +271,7 @@ class RouteCall(AsgiCall):
         return {"type": "http.disconnect"}
 
     def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
-        """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
+        """Hold a granted command's answer; drop an answer that Semel's own replaces; let every other one through."""
         if self._passes_through:
             return self._send(message)
         return self._send_ungranted(message) if self._permit is None else AsgiCall.send(self, message)
@@ -290,11 +290,11 @@ class RouteCall(AsgiCall):
         await self._send(message)
 
     def send_inside(self, send: Send) -> Send:
-        """What a capture inside of this one sends to: this one has the answer, so there is nothing to add."""
+        """Send for a capture inside this one: this one already has the answer, so there is nothing to add."""
         return send
 
     async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
-        """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
+        """Read the next piece from the client into the spool. Raises TimeoutError: a command's body takes too long."""
         if is_command:
             message, self._body_until = await self._middleware.bodies.clock.next_of(self._receive, self._body_until)
         else:
@@ -314,19 +314,19 @@ class RouteCall(AsgiCall):
             self._body_whole = self._body_cut = True
 
     async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
-        """Read what the application has left unread, and fingerprint the whole."""
+        """Read the rest of the body, which the application left unread, and fingerprint the whole."""
         spool, limit = self._request_spool, exchange.route.bytes_read_max
         try:
             if spool is None:
                 receiving = self._receive().__await__()
                 try:
                     awaited = next(receiving)
-                except StopIteration as received:  # it was there, as nearly every body
+                except StopIteration as received:  # the body was already there, as nearly always
                     message = received.value
                 else:
                     message, self._body_until = await self._middleware.bodies.clock.wait(receiving, awaited)
-                if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
-                    self._request_message, self._body_whole = message, True  # the application is given it as it came
+                if message["type"] == "http.request" and not message.get("more_body"):  # the whole body, as mostly
+                    self._request_message, self._body_whole = message, True  # the application gets the body as it came
                     body = message.get("body", b"")
                     return exchange.plain_command(body) or await command_of(exchange, body)
                 spool = self._request_spool = Spool()
@@ -336,7 +336,7 @@ class RouteCall(AsgiCall):
         except TimeoutError:
             return exchange.body_too_slow(self._scope)
         if self._body_cut:
-            return exchange.cut_short()  # the client went away in the middle: half a request is no command
+            return exchange.cut_short()  # the client disconnected in the middle: half a request is no command
         if spool.size > limit:
             return surface.problems.of_error(too_large(exchange.route))
         if not spool.on_disk:
@@ -355,7 +355,7 @@ class RouteCall(AsgiCall):
 
 
 class Bodies:
-    """What bodies the commands of an application may have.
+    """The limits of an application's command bodies.
 
     Parameters: ``bytes_max`` of an endpoint and a method: the longest body, and whether they are known to be a command.
     """
@@ -366,14 +366,14 @@ class Bodies:
         self.clock = BodyClock(surface.body_seconds_max)
 
     def announces_too_much(self, scope: Scope) -> bool:
-        """Whether a request to a command says at its head that its body is too long."""
+        """Return whether a request to a command announces too long a body."""
         bytes_max, is_declared = self.bytes_max(scope.get("endpoint"), scope["method"])
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         read_max = max(bytes_max, RETRY_BYTES_MAX)
         return is_declared and length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > read_max)
 
     def too_long(self, scope: Scope) -> Answer:
-        """The answer to a body that is too long."""
+        """Return the answer to a body that is too long."""
         return self.surface.problems.of_error(_too_long(self.bytes_max(scope.get("endpoint"), scope["method"])[0]))
 
 
@@ -386,7 +386,7 @@ async def _read(spool: Spool, at: int) -> bytes:
 
 
 class MayReach(Protocol):
-    """Whether a request may reach an endpoint that claims; ``learn`` says that one was missed."""
+    """Predicts whether a request may reach an endpoint that claims; ``learn`` reports one that it missed."""
 
     def __call__(self, scope: Scope) -> bool: ...
     def learn(self) -> None: ...
@@ -396,8 +396,8 @@ class CaptureMiddleware:
     """Wraps an application whose endpoints claim for themselves. Pure ASGI.
 
     Parameters: ``may_claim`` whether an endpoint may claim, so that the body must be kept; ``surface`` and
-    ``bytes_max`` say how long its body may be and take; ``may_reach`` whether a request may reach such an endpoint: its
-    application then runs in a task of its own where the server's call of it may be cancelled.
+    ``bytes_max`` limit its body's size and time; ``may_reach`` whether a request may reach such an endpoint: its
+    application then runs in its own task if the server may cancel its call.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class CaptureMiddleware:
         self._kept_alive = kept_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one connection, per the ASGI specification."""
         if scope["type"] != "http" or scope["method"] not in UNSAFE_METHODS:
             await self.app(scope, receive, send)
         elif CALL_KEY in scope:

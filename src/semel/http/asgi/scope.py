@@ -1,4 +1,4 @@
-"""What an application is shown of its server, while its answer is captured."""
+"""The scope that an application gets while its answer is captured."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 Scope = MutableMapping[str, Any]
 
-# Ways to answer that leave no bytes to capture; the application is shown a server without them.
+# Ways to answer that leave no bytes to capture; the application's scope omits them.
 _UNCAPTURED: Final = frozenset(
     f"http.response.{name}" for name in ("pathsend", "zerocopysend", "trailers", "push", "early_hint")
 )
 
 
 def capture_scope(scope: Scope) -> Scope:
-    """The scope without ways to answer that leave no bytes to capture."""
+    """Return the scope without the extensions for answers that leave no bytes to capture."""
     extensions = scope.get("extensions")
     if not extensions or _UNCAPTURED.isdisjoint(extensions):
         return scope

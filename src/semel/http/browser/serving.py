@@ -1,4 +1,4 @@
-"""Serves ``semel.js`` and its types, to be mounted at a path of yours such as ``/semel``. No other file is served."""
+"""Applications that serve ``semel.js`` and its types, and no other file; mount one at a path such as ``/semel``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _EMPTY: Final = ((b"content-length", b"0"),)
 
 @cache
 def _file(name: str) -> tuple[bytes, bytes]:
-    """A file's content and its entity tag."""
+    """Return a file's content and its entity tag."""
     content = (SOURCE / name).read_bytes()
     return content, b'"%b"' % hashlib.sha256(content).hexdigest()[:32].encode()
 
 
 def _answer(method: str, path: str, known: bytes) -> Answer:
-    """The answer to a request for the file that ends a path. Parameters: ``known`` its If-None-Match."""
+    """Return the answer to a request for the file that a path ends with. Parameters: ``known`` its If-None-Match."""
     name = path.rsplit("/", 1)[-1]
     if name not in _TYPES:
         return Answer(404, _EMPTY, b"")
@@ -36,7 +36,7 @@ def _answer(method: str, path: str, known: bytes) -> Answer:
     headers = (
         (b"content-type", _TYPES[name]),
         (b"etag", tag),
-        (b"cache-control", b"no-cache"),  # asked for each time: an upgrade is seen at once
+        (b"cache-control", b"no-cache"),  # revalidated each time: an upgrade takes effect at once
         (b"x-content-type-options", b"nosniff"),
     )
     if tag in known or known.strip() == b"*":

@@ -4,7 +4,7 @@ Members are sorted in UTF-16 order, whitespace is dropped and escapes are normal
 tokens stay verbatim, where RFC 8785 would round them to doubles and take ...993 for ...992. So `1` and `1.0` differ:
 loudly, and only for a client that spells its retry differently. What is not JSON, or means different things to
 different parsers (a name given twice, half a surrogate pair), has no canonical form: the answer is None, and the
-caller hashes the bytes as they are. The file deliberately does not hash, and does not hand out parsed values.
+caller hashes the bytes as they are. The file deliberately neither hashes nor hands out parsed values.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _OPENING = frozenset(b"[{")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _WORDS = {None: "null", True: "true", False: "false"}
 
-# What orjson may be trusted with: strings, and of numbers integers of at most 18 digits, not -0. Left out of strings
-# are U+E000 to U+FFFF, which UTF-16 sorts otherwise, and escapes that may be a colon's. Every step is possessive, so
-# that a document that does not match is refused in one linear pass. A string without escapes is tried first.
+# The documents that orjson may read: with strings, and integers of at most 18 digits, not -0. Strings may not contain
+# U+E000 to U+FFFF, which UTF-16 sorts differently, or an escape that may be a colon. Every step is possessive, so that
+# a document that does not match is refused in one linear pass. A string without escapes is tried first.
 _PLAIN = re.compile(
     rb"""[{\[](?:[^"\\0-9\-\x80-\xff]++|"[^"\\\xee\xef]*+"|"[^"\\\xee\xef]*+(?:\\(?!u(?:003|[eEfF])).[^"\\\xee\xef]*+)++"|"""
     rb"""(?:0|-?[1-9][0-9]{0,17}+)(?![0-9.eE]))*+""",
     re.DOTALL,
 ).fullmatch
-_HUGE = re.compile(rb"[0-9]\.?[eE]\+?[0-9]{3}|[0-9]{200}").search  # may be too large for a double, or for an int
+_HUGE = re.compile(rb"[0-9]\.?[eE]\+?[0-9]{3}|[0-9]{200}").search  # maybe too large for a double, or for an int
 
 
 def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
-    r"""The canonical bytes of a JSON document, or None where it has none.
+    r"""Return the canonical bytes of a JSON document, or None if it has none.
 
     Args:
         body: the document as received.
@@ -71,10 +71,10 @@ def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
 
 
 def plain_json(body: bytes, depth_max: int) -> bytes | None:
-    r"""The canonical bytes of a document that all parsers read the same way; None if that is not certain.
+    r"""Return the canonical bytes of a document that all parsers read the same way; None if that is not certain.
 
-    Such a document is JSON that any handler can read and any answer can repeat: it holds no number but integers of at
-    most 18 digits, no name twice, no half of a surrogate pair, and at most ``depth_max`` arrays and objects.
+    Any handler can read such a document, and any answer can repeat it: its numbers are integers of at most 18 digits,
+    and it has no duplicate name, no lone surrogate, and at most ``depth_max`` nested arrays and objects.
 
     >>> plain_json(b'{"b": 1, "a": ["\\u0041"]}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
     (b'{"a":["A"],"b":1}', None, None)
@@ -86,7 +86,7 @@ def plain_json(body: bytes, depth_max: int) -> bytes | None:
 def usual_json(body: bytes, depth_max: int) -> bytes | None:
     """As :func:`plain_json`, with numbers of any form that is far from the limits of a double; it takes longer.
 
-    It passes every check of `json_check` as well: what is read here is strict JSON in UTF-8, and nothing beyond it.
+    Such a document also passes every check of `json_check`: this function reads strict JSON in UTF-8, nothing else.
 
     >>> usual_json(b'{"b": 1.50}', 64), usual_json(b"[1e300]", 64), usual_json(b"[[]]", 1)
     (b'{"b":1.50}', None, None)
@@ -100,7 +100,7 @@ def usual_json(body: bytes, depth_max: int) -> bytes | None:
 
 
 def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64) -> bytes | None:
-    """The canonical bytes of an object that holds only the named members of `body`.
+    """Return the canonical bytes of an object that holds only the named members of `body`.
 
     Args:
         body: the document as received.
@@ -109,7 +109,7 @@ def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64
         depth_max: as for `canonical_json`.
 
     Returns:
-        An object whose member names are the paths as given; a path that leads nowhere is left out, which differs
+        An object whose member names are the paths as given; a path without a value is left out, which differs
         from null. None if the document is not an object, not JSON, gives a name twice anywhere, or holds a lone
         surrogate in what was selected.
 
@@ -124,7 +124,7 @@ def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64
 
 
 def _refuse_deep(body: bytes, depth_max: int) -> None:
-    # As many opening brackets as levels allowed, strings included: no way to be too deep.
+    # No more opening brackets than levels allowed, strings included: it cannot be too deep.
     if body.count(b"{") + body.count(b"[") <= depth_max:
         return
     # The closing quote is optional in the pattern: an unterminated string is consumed to its end, once, instead of
@@ -168,7 +168,7 @@ def _sort_utf16(names: Iterable[str]) -> list[str]:
 
 def _exact(body: bytes, members: tuple[str, ...] | None = None) -> bytes | None:
     """The slow path, which defines the canonical form: the standard library's scanner and our own writer."""
-    # Characters and UTF-16 code units sort alike where there is nothing beyond ASCII.
+    # Characters and UTF-16 code units sort alike if all are ASCII.
     order: _Order = sorted if body.isascii() and b"\\u" not in body and members is None else _sort_utf16
     pieces: list[str] = []
     try:
@@ -181,8 +181,8 @@ def _exact(body: bytes, members: tuple[str, ...] | None = None) -> bytes | None:
         # A lone surrogate can only come from an escape, and is found here: UTF-8 has no form for it.
         return "".join(pieces).encode("utf-8")
     except RecursionError as error:
-        # Only with a stack that was nearly used up before, or a very large depth_max. To fall back to the raw bytes
-        # would make the canonical form depend on the caller's stack.
+        # Only if the stack was nearly used up, or with a very large depth_max. A fallback to the raw bytes would make
+        # the canonical form depend on the caller's stack.
         raise RequestTooLarge("The JSON body is nested deeper than this process can follow.") from error
     except ValueError:
         # Not UTF-8, not JSON, or ambiguous: all of these are ValueErrors, and all have no canonical form.
@@ -246,7 +246,7 @@ def _write(value: _Json, put: Callable[[str], None], order: _Order) -> None:
 
 @cache
 def plain_reader() -> Callable[..., bytes | None] | None:
-    """What :func:`plain_json` reads with: orjson, or None where that is not installed. Looked for once."""
+    """Return the reader of :func:`plain_json`, made with orjson, or None if that is not installed. Imported once."""
     try:
         orjson: Any = importlib.import_module("orjson")
     except ImportError:
@@ -260,27 +260,27 @@ def plain_reader() -> Callable[..., bytes | None] | None:
     def quick(body: bytes, depth_max: int = sys.maxsize) -> bytes | None:
         r"""Exactly what `_exact` returns, or None where that is not certain.
 
-        Why it is the same: `loads` takes nothing but JSON in UTF-8, and no half of a surrogate pair. A string is
-        written with the same escapes by both: those of RFC 8785, and no others. An integer of at most 18 digits, other
+        Why it is the same: `loads` accepts only JSON in UTF-8, without lone surrogates. Both write a string with the
+        same escapes: those of RFC 8785, and no others. An integer of at most 18 digits, other
         than -0, is exact as an int, has no leading zero, and is written back as it was. Structure is written without
         whitespace. Without characters from U+E000 to U+FFFF, names sort alike as UTF-8 and as UTF-16.
 
-        So the two can only differ by members that were dropped because their name came again. Each such member takes at
-        least its own colon with it, and nothing adds one: equal counts of colons prove that none was dropped, whatever
-        the whitespace. Equal lengths prove it as well, since nothing ever becomes longer.
+        So the two can only differ by members that were dropped because their name was repeated. A dropped member takes
+        at least its own colon with it, and nothing adds one: equal counts of colons prove that none was dropped, for
+        any whitespace. Equal lengths prove it as well, since nothing ever becomes longer.
         """
-        if body.count(b"{") + body.count(b"[") > depth_max:  # also those within strings: no way to be too deep
+        if body.count(b"{") + body.count(b"[") > depth_max:  # those within strings count too: it cannot be too deep
             return None
         if plain(body) is None:
             return None
         try:
             out = dumps(loads(body), option=sort_keys)
         except (ValueError, TypeError, RecursionError):
-            # Not JSON, or deeper than orjson writes; the slow path says which.
+            # Not JSON, or deeper than orjson writes; the slow path finds out which.
             return None
         return out if len(out) == len(body) or out.count(b":") == body.count(b":") else None
 
-    # The proof rests on orjson being orjson; something else under that name must not change fingerprints.
+    # The proof holds for orjson only; another module under that name must not change fingerprints.
     probe = b'{"b":[-1,"\x7f\\/\\u00E9\\u001F\xe2\x82\xac"],"a":{"z":null,"y":0}}'
     expected = b'{"a":{"y":0,"z":null},"b":[-1,"\x7f/\xc3\xa9\\u001f\xe2\x82\xac"]}'
     return quick if quick(probe, 64) == expected else None

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 FURTHER = ".2"
-"""What is added to a recipe's id where further facts count: fingerprints of two ids are never compared."""
+"""The suffix of a recipe's id if further facts count: fingerprints under different ids are never compared."""
 
 DECODED_BYTES_MAX = 10 * 1024 * 1024
 """The largest body, in bytes, whose content coding is removed; a larger one counts as received, with its coding."""
@@ -66,7 +66,7 @@ _SECRET_BYTES_MIN = 16
 _DECODED_PIECE = 64 * 1024
 _WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
-# One tag for every way to read a body. They are framed, and none of them is a fingerprint of another.
+# One tag for each way to read a body. The tags are framed, so that two ways never give the same fingerprint.
 _JSON = b"4:json"
 _JSON_RAW = b"8:json-raw"
 _JSON_LARGE = b"10:json-large"
@@ -113,9 +113,9 @@ class Facts(NamedTuple):
 
 
 class Hashing(Protocol):
-    """A fingerprint in the making. Feed the body in pieces of any size, then finish once.
+    """A fingerprint being computed. Feed the body in pieces of any size, then finish once.
 
-    ``further`` says, once it is finished, whether further facts count: then it is made under the other id.
+    ``further`` tells, after :meth:`finish`, whether further facts count: the fingerprint then has the other id.
     """
 
     further: bool
@@ -128,12 +128,12 @@ class Hashing(Protocol):
         """
 
     def finish(self) -> bytes:
-        """The fingerprint, 32 bytes.
+        """Return the fingerprint, 32 bytes.
 
         Raises:
             RequestTooLarge: JSON nested deeper than `json_depth_max`.
-            InvalidBody: a body whose Content-Digest is another.
-            PolicyError: what a `Computed` function returned is neither bytes nor text.
+            InvalidBody: the body does not match its Content-Digest.
+            PolicyError: a `Computed` function returned neither bytes nor text.
         """
 
 
@@ -145,7 +145,7 @@ class Fingerprinter:
         secret: the HMAC secret, at least 16 bytes; exactly where the recipe's algorithm is `hmac-sha256`.
 
     Raises:
-        PolicyError: a secret that is missing, short, or without use.
+        PolicyError: the secret is missing, too short, or unused.
 
     >>> facts = Facts(
     ...     operation="pay",
@@ -182,12 +182,12 @@ class Fingerprinter:
         self._base.update(_frame("semel fingerprint", recipe.id))
         self._media, self._subject, self._request = VERSIONS[recipe.version]
         self._json = _json_reader(recipe)
-        # Bodies up to here are read as a whole; those that are verified against their digest never are.
+        # Bodies up to this size are read as a whole, except those that are verified against their digest.
         self._json_bytes_max = recipe.json_bytes_max if isinstance(recipe.body, (WholeBody, Members)) else -1
         self._json_tag = _MEMBERS if isinstance(recipe.body, Members) else _JSON
 
     def digest(self, facts: Facts, body: bytes) -> bytes:
-        """The fingerprint of a request whose body is given; the same as feeding the body to `begin(facts)`.
+        """Return the fingerprint of a request with this body; the same as feeding the body to `begin(facts)`.
 
         Args:
             facts: what the request says besides its body.
@@ -199,7 +199,7 @@ class Fingerprinter:
         return self.identify(facts, body)[1]
 
     def identify(self, facts: Facts, body: bytes) -> tuple[str, bytes]:
-        """The id that a request's fingerprint is recorded under, and the fingerprint. Parameters and errors: `digest`.
+        """Return the id that a request's fingerprint is recorded under, and the fingerprint. Otherwise as `digest`.
 
         >>> facts = Facts("pay", "POST", (), b"", "demo", "alice", "application/json")
         >>> fingerprints = Fingerprinter(Recipe())
@@ -224,12 +224,12 @@ class Fingerprinter:
         return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def prepare(self, facts: Facts, bytes_max: int = sys.maxsize) -> Subject | None:
-        """The part shared by requests that differ only in path, query and body.
+        """Prepare the part that is shared by requests that differ only in path, query and body.
 
-        None where no body is JSON that counts as a whole.
+        None if no body can be JSON that counts as a whole.
 
-        Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding;
-        ``bytes_max`` of a body that is read so.
+        Parameters: ``facts`` of one such request, without counted headers, Content-Digest and Content-Encoding;
+        ``bytes_max`` of a body that is read this way.
         """
         kind, media, further = self._media(facts.media_type)
         if kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
@@ -255,7 +255,7 @@ class Fingerprinter:
         base = self._base.copy()
         base.update(self._frame(facts, media))
         coding = _coding(facts.content_encoding)
-        if isinstance(self.recipe.body, DigestField):  # of the bytes as received, which mean nothing without the coding
+        if isinstance(self.recipe.body, DigestField):  # a digest of encoded bytes
             hashing: Hashing = _Digested(_with_further(base, further, coding), facts.content_digest)
             hashing.further = bool(further or coding)
             return hashing
@@ -268,7 +268,7 @@ class Fingerprinter:
         return hashing
 
     def _begin_content(self, kind: _Kind, base: _Hash, facts: Facts) -> Hashing:
-        """The fingerprint of a body without a content coding."""
+        """Start the fingerprint of a body without a content coding."""
         bytes_max = self.recipe.json_bytes_max
         body = self.recipe.body
         if isinstance(body, NoBody):
@@ -277,7 +277,7 @@ class Fingerprinter:
             return _Held(base, partial(_compute, body, facts), bytes_max, None)
         match kind:
             case "json":
-                # A selection needs the whole body, which is not held.
+                # A selection needs the whole body, which is not in memory.
                 large = None if isinstance(body, Members) else _JSON_LARGE
                 return _Held(base, self._read_json, bytes_max, large)
             case "form":
@@ -288,7 +288,7 @@ class Fingerprinter:
                 return _Raw(base)
 
     def spellings(self, facts: Facts) -> tuple[Facts, ...]:
-        """The same facts as clients may also write them, the given ones first.
+        """Return these facts in all spellings that clients may use, the given one first.
 
         ``charset=utf-8`` says nothing of JSON and of forms, which are UTF-8 without it (RFC 8259, section 11). Semel's
         first fingerprints told the two apart, so that a record has one of them.
@@ -336,7 +336,7 @@ class Subject:
         self._bare.update(request((), b"", ()) + _JSON)
 
     def digest(self, path_params: tuple[tuple[str, str], ...], query: bytes, body: bytes) -> bytes | None:
-        """The fingerprint; None where the body is no usual JSON: :meth:`Fingerprinter.identify` tells what it is."""
+        """Return the fingerprint; None if the body is not usual JSON: call :meth:`Fingerprinter.identify` then."""
         if len(body) > self._bytes_max:
             return None
         canonical = self._read(body, self._depth_max)
@@ -362,7 +362,7 @@ class _Hash(Protocol):
 
 
 class _NoBody:
-    """Nothing of the body."""
+    """A body of which nothing counts."""
 
     __slots__ = ("_hash", "further")
 
@@ -378,7 +378,7 @@ class _NoBody:
 
 
 class _Raw:
-    """The bytes as received."""
+    """A body whose bytes count as received."""
 
     __slots__ = ("_hash", "further")
 
@@ -395,7 +395,7 @@ class _Raw:
 
 
 class _Held:
-    """A body that is read as a whole, and hashed as received once it is larger than may be held."""
+    """A body that is read as a whole, and hashed as received if it is too large to hold."""
 
     __slots__ = ("_buffer", "_bytes_max", "_hash", "_large", "_overflown", "_read", "further")
 
@@ -434,7 +434,7 @@ class _Held:
 
 
 class _Multipart:
-    """A form by its parts, or as received where the parts have no canonical form; both hashes run side by side."""
+    """A form by its parts, or as received if the parts have no canonical form; both hashes run side by side."""
 
     __slots__ = ("_hash", "_parts", "_raw", "further")
 
@@ -460,8 +460,8 @@ class _Multipart:
 class _Decoded:
     """A body whose content coding is removed as it streams through.
 
-    Where that cannot be done (another coding, broken data, too much of it) the bytes count as received, and the coding
-    with them. Both hashes run side by side, and memory holds a piece.
+    If it cannot be removed (another coding, broken data, too much of it), the bytes count as received, together with
+    the coding. Both hashes run side by side, and memory holds one piece.
     """
 
     __slots__ = ("_content", "_decoder", "_left", "_raw", "further")
@@ -505,7 +505,7 @@ class _Decoded:
 
 
 class _Checked:
-    """Any other fingerprint, of a body that its Content-Digest is checked against."""
+    """Any other fingerprint, of a body that is also checked against its Content-Digest."""
 
     __slots__ = ("_check", "_content", "further")
 
@@ -542,7 +542,7 @@ class _Digested:
 
     def finish(self) -> bytes:
         _check_digests(self._running, self._sent)
-        # The first is sha-256 wherever it was sent, so that adding sha-512 to a retry changes nothing.
+        # The first is sha-256 if it was sent, so that adding sha-512 to a retry changes nothing.
         name = min(self._sent)
         return _finish_digest(self._hash, _DIGEST, _frame(name) + self._sent[name])
 
@@ -555,7 +555,7 @@ class BodyCheck:
     """A body that streams through, checked against its Content-Digest (RFC 9530) at its end.
 
     Args:
-        content_digest: the field's value, or None where there is none: then every body will do.
+        content_digest: the field's value, or None if there is none: then every body passes.
 
     Raises:
         InvalidBody: the field is malformed.
@@ -577,7 +577,7 @@ class BodyCheck:
             running.update(chunk)
 
     def finish(self) -> None:
-        """Compare. Raises InvalidBody where the body is another."""
+        """Compare. Raises InvalidBody if the body does not match."""
         _check_digests(self._running, self._sent)
 
 
@@ -588,7 +588,7 @@ def _check_digests(running: Mapping[str, _Hash], sent: Mapping[str, bytes]) -> N
 
 
 def _require_content_digest(value: str | None) -> dict[str, bytes]:
-    """The supported digests of a field that an operation asks for; at least one."""
+    """Return the supported digests of a field that the operation requires; at least one."""
     if value is None:
         raise InvalidBody("This operation needs a Content-Digest field; send one with sha-256 or sha-512 (RFC 9530).")
     digests = _parse_content_digest(value)
@@ -598,11 +598,11 @@ def _require_content_digest(value: str | None) -> dict[str, bytes]:
 
 
 def _parse_content_digest(value: str) -> dict[str, bytes]:
-    """The supported digests of a Content-Digest field by algorithm."""
+    """Return the supported digests of a Content-Digest field by algorithm."""
     found: dict[str, str] = {}
     for member in value.split(","):
         match = _DIGEST_MEMBER(member)
-        # RFC 9651 lets the last of two equal names win; which one the client meant is not ours to guess.
+        # RFC 9651 lets the last of two equal names win; do not guess which one the client meant.
         if match is None or match[1] in found:
             raise InvalidBody("Content-Digest is malformed; send it as in sha-256=:BASE64: (RFC 9530), each name once.")
         found[match[1]] = match[2]
@@ -643,28 +643,28 @@ def _finish_digest(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
 
 
 def _frame(*texts: str) -> bytes:
-    # Lengths in characters: the whole text can be taken apart again, and UTF-8 keeps different texts different.
-    # Surrogates pass, for text that was decoded leniently on its way in.
+    # Lengths in characters: the whole text can be parsed again, and UTF-8 keeps different texts different.
+    # Surrogates pass, since some text was decoded leniently.
     return "".join([f"{len(text)}:{text}" for text in texts]).encode("utf-8", "surrogatepass")
 
 
 def _subject_frame(facts: Facts, media: str) -> bytes:
-    """The facts that many requests share, as one text."""
+    """Return the facts that many requests share, as one text."""
     subject = _subject_text(facts.operation, facts.method, facts.tenant, facts.caller)
     return f"{subject}{len(media)}:{media}".encode("utf-8", "surrogatepass")
 
 
 def _request_frame(path_params: tuple[tuple[str, str], ...], query: bytes, extra: tuple[tuple[str, str], ...]) -> bytes:
-    """The facts of one request, as the text that follows."""
+    """Return the facts of one request, as the text that follows."""
     pairs = "0;0;"
     if path_params or extra:
         pairs = _pairs_text(path_params) + _pairs_text(tuple((name.lower(), text) for name, text in extra))
     return f"{len(query)}:{query.decode('latin-1')}{pairs}".encode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=1024, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
+@lru_cache(maxsize=1024, typed=True)  # an enumeration's member equals its text, but may print differently
 def _subject_text(operation: str, method: str, tenant: str, caller: str) -> str:
-    """The facts that a server knows and a client cannot make up: many requests share them."""
+    """Return the facts that a server knows and a client cannot make up: many requests share them."""
     return f"{len(operation)}:{operation}{len(method)}:{method}{len(tenant)}:{tenant}{len(caller)}:{caller}"
 
 
@@ -679,12 +679,12 @@ _CACHED_LENGTH_MAX = 128
 
 
 def media_parameters(value: str) -> str:
-    """The parameters of a media type that count, as one text; of a malformed value all of it."""
+    """Return the parameters of a media type that count, as one text; a malformed value in full."""
     return _media(value)[2] if parse_media_type(value) is not None else f"?{value}"
 
 
 def _coding(value: str) -> str:
-    """The content coding in lower case; several as they are written; "" for none and for identity."""
+    """Return the content coding in lower case; several as they are written; "" for none and for identity."""
     if not value:
         return ""
     codings = [each.strip(" \t").lower() for each in value.split(",")]
@@ -692,7 +692,7 @@ def _coding(value: str) -> str:
 
 
 def _with_further(base: _Hash, parameters: str, coding: str) -> _Hash:
-    """The hash with the facts that the first fingerprints did not know, where there are any."""
+    """Add to the hash the facts that the first fingerprints did not know, if there are any."""
     if parameters or coding:
         base.update(_FURTHER)
         base.update(_frame(parameters, coding))
@@ -705,7 +705,7 @@ def _media(value: str) -> tuple[_Kind, str, str]:
 
 
 def _media_of(value: str) -> tuple[_Kind, str, str]:
-    """The parser for a media type, its canonical text, and the canonical text of its parameters."""
+    """Return the parser for a media type, its canonical text, and the canonical text of its parameters."""
     media = parse_media_type(value)
     if media is None:
         return "raw", f"?{value}", ""
@@ -731,15 +731,15 @@ _media_cached = lru_cache(maxsize=256)(_media_of)
 
 def _boundary(value: str) -> bytes:
     media = parse_media_type(value)
-    # Beyond ASCII it is not a boundary, which the digest finds out.
+    # Beyond ASCII it is not a boundary, and the digest detects that.
     return b"" if media is None else media.boundary.encode("utf-8", "surrogatepass")
 
 
 class Version(NamedTuple):
     """The rules specific to one version of the algorithm.
 
-    Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``subject`` the facts that
-    come again as bytes, and ``request`` those of one request, which follow them.
+    Parameters: ``media`` how to read a body of this Content-Type, and which part counts; ``subject`` the shared facts
+    as bytes, and ``request`` those of one request, which follow them.
     """
 
     media: Callable[[str], tuple[_Kind, str, str]]
@@ -748,4 +748,4 @@ class Version(NamedTuple):
 
 
 VERSIONS: Final[dict[int, Version]] = {1: Version(_media, _subject_frame, _request_frame)}
-"""Every version that a recipe can name. A new one is a new line; what a former line does never changes."""
+"""Every version that a recipe can name. Add a line for a new one; the meaning of a former line never changes."""

@@ -1,8 +1,8 @@
-r"""Whether a body is JSON that a handler can read: asked before the claim, since a handler would fail after it.
+r"""Checks, before the claim, that a body is JSON that a handler can read: the handler would fail after the claim.
 
-What passes is what Python's own ``json.loads`` takes from bytes, without what no answer could repeat: NaN and the
-infinities, numbers beyond a double, half of a surrogate pair. A name given twice passes. A body that is larger than is
-held in memory is looked at for its depth alone.
+A body passes if Python's own ``json.loads`` accepts its bytes and an answer could repeat its values: no NaN or
+infinities, no numbers beyond a double, no lone surrogates. A duplicate name passes. Of a body too large for memory,
+only the depth is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.http.fingerprint.multipart import parse_media_type
 JsonMode = Literal["checked", "required", "any"]
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
-# Only such a token may be infinite: three digits of an exponent, or very many before it.
+# Only such a token can be infinite: with three digits of an exponent, or very many before it.
 _HUGE = re.compile(r"[0-9]\.?[eE]\+?[0-9]{3}|[0-9]{200}").search
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -28,7 +28,7 @@ _OPENING: Final = frozenset(b"[{")
 
 
 class _Unusable(ValueError):
-    """The reason that a document is unusable, for its sender."""
+    """The reason why a document is unusable, for its sender."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -47,7 +47,7 @@ _CAREFUL_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float
 
 
 def reads_json(mode: JsonMode, media_type: str, *, is_empty: bool) -> bool:
-    """Whether a body must be JSON, by its operation's ``json`` option and the request's media type.
+    """Return whether a body must be JSON, by its operation's ``json`` option and the request's media type.
 
     >>> reads_json("checked", "application/json", is_empty=False), reads_json("checked", "text/plain", is_empty=False)
     (True, False)
@@ -73,7 +73,7 @@ def _is_json(media_type: str) -> bool:
 
 
 def check_json(body: bytes, depth_max: int) -> None:
-    r"""Refuse a body that is not JSON, or that no answer could repeat.
+    r"""Refuse a body that is not JSON, or has values that no answer could repeat.
 
     Raises InvalidBody; RequestTooLarge: nested deeper than ``depth_max`` arrays and objects.
 
@@ -114,7 +114,7 @@ def check_depth(chunks: Iterable[bytes], depth_max: int) -> None:
     """
     depth, carry = 0, b""
     for chunk in chunks:
-        # Without escapes every other piece between quotes is outside of strings.
+        # Without escapes, every second piece between quotes is outside of strings.
         plain = _ESCAPE.sub(b"", carry + chunk)
         pieces = plain.split(b'"')
         carry = (b"" if len(pieces) % 2 else b'"') + (b"\\" if plain.endswith(b"\\") else b"")

@@ -1,10 +1,10 @@
-"""Forms by their parts: a new boundary or another spelling of the same fields is not another command.
+"""Digests of forms by their parts: a new boundary or another spelling of the same fields is the same command.
 
 `MultipartDigest` reads multipart/form-data as it streams and keeps two hashes per part, never a part's content.
 `form_canonical` does the same for URL-encoded forms; `form_values` reads one field of either. All are strict on
-purpose: what two parsers might read differently has no canonical form here, and the caller falls back to the bytes as
-received, which is always safe. The file deliberately hands out no files, and no values but those of the one field that
-it is asked for.
+purpose: a form that two parsers might read differently has no canonical form here, and the caller falls back to the
+bytes as received, which is always safe. The file deliberately hands out no files, and only the values of the one
+requested field.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DISPOSITION = re.compile(r"[ \t]*form-data[ \t]*", re.IGNORECASE).match
 _NAME = re.compile(_WORD).fullmatch
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]").fullmatch
 
-# A quote that is escaped by a backslash ends the value for some parsers and not for others.
+# For some parsers a quote escaped by a backslash ends the value, for others it does not.
 _AMBIGUOUS_QUOTE = '\\"'
 _CONTROLS = frozenset("\r\n\0")
 _IDENTITY_ENCODINGS = frozenset({"7bit", "8bit", "binary"})
@@ -37,7 +37,7 @@ _IDENTITY_ENCODINGS = frozenset({"7bit", "8bit", "binary"})
 
 @dataclass(frozen=True, slots=True)
 class MediaType:
-    """A Content-Type taken apart.
+    """A parsed Content-Type.
 
     Args:
         essence: `type/subtype` in lower case.
@@ -53,7 +53,7 @@ class MediaType:
 
     @property
     def others_text(self) -> str:
-        """The other parameters as one text, different for different ones; empty where there are none."""
+        """Return the other parameters as one text, different for different ones; empty if there are none."""
         return "".join([f";{len(name)}:{name}{len(value)}:{value}" for name, value in self.others])
 
 
@@ -110,7 +110,7 @@ class _State(Enum):
 class MultipartDigest:
     r"""The digest of a multipart/form-data body by its parts, computed as the body streams through.
 
-    It covers name, file name, media type and content of each part. `parameterised` says whether a part's media type
+    It covers name, file name, media type and content of each part. `parameterised` tells whether a part's media type
     has parameters beyond charset and boundary, which did not count in Semel's first fingerprints.
     Parts are sorted by name, and parts of one name
     keep their order. Memory is bounded by the header limit and 64 bytes for each part of any size.
@@ -158,7 +158,7 @@ class MultipartDigest:
             pass
 
     def finish(self) -> bytes | None:
-        """The digest (32 bytes), or None for a body that is malformed, ambiguous or over a limit. Call it once."""
+        """Return the digest (32 bytes), or None if the body is malformed, ambiguous or over a limit. Call it once."""
         if self._state is not _State.EPILOGUE or bytes(self._buffer) not in (b"", b"\r\n"):
             return None
         self._parts.sort(key=_by_name)
@@ -227,11 +227,11 @@ class MultipartDigest:
         return self._move(_State.CONTENT, end + 4)
 
     def _content_step(self) -> bool:
-        # The dashes and the boundary are looked for without their line break: where they follow anything else, some
-        # parsers see a delimiter and some see content.
+        # Search for the dashes and the boundary without their line break: if anything else precedes them, some parsers
+        # see a delimiter and some see content.
         found = self._buffer.find(self._delimiter, max(0, self._searched - len(self._delimiter) + 1))
         if found < 0:
-            # What may still turn out to be the line break and the beginning of a delimiter stays.
+            # Keep bytes that may turn out to be the line break and the beginning of a delimiter.
             taken = len(self._buffer) - len(self._delimiter) - 1
             if taken > 0:
                 self._take(taken)
@@ -274,7 +274,7 @@ class _Part:
     parameterised: bool = False
 
     def digests(self, content: bytes) -> tuple[bytes, bytes]:
-        """The name's hash, by which parts are sorted, and the hash of the whole part."""
+        """Return the name's hash, by which parts are sorted, and the hash of the whole part."""
         fields = (self.name, self.filename, self.filename_extended, self.media)
         framed = b"".join(b"-" if text is None else _frame(text.encode("latin-1")) for text in fields)
         return hashlib.sha256(self.name.encode("latin-1")).digest(), hashlib.sha256(framed + content).digest()
@@ -282,7 +282,7 @@ class _Part:
 
 def _parse_part(block: bytes) -> _Part | None:
     """Read a header block; None if it is malformed, ambiguous or not representable here."""
-    # Latin-1 keeps every byte apart from every other; what they mean is not needed.
+    # Latin-1 keeps all bytes distinct; their meaning is not needed.
     fields: dict[str, str] = {}
     for line in block.decode("latin-1").split("\r\n"):
         name, colon, value = line.partition(":")
@@ -293,7 +293,7 @@ def _parse_part(block: bytes) -> _Part | None:
     media = fields.pop("content-type", None)
     length = fields.pop("content-length", None)
     encoding = fields.pop("content-transfer-encoding", "binary").lower()
-    # Any other field might matter to a handler, and would look like its absence.
+    # Another field might matter to a handler, but the digest would ignore it.
     if disposition is None or fields or encoding not in _IDENTITY_ENCODINGS:
         return None
     if length is not None and re.fullmatch("[0-9]{1,18}", length) is None:
@@ -310,7 +310,7 @@ def _parse_part(block: bytes) -> _Part | None:
 
 
 def _disposition(value: str) -> dict[str, str] | None:
-    """The parameters of a Content-Disposition, their values as sent; None without a name."""
+    """Return the parameters of a Content-Disposition, with values as sent; None without a name."""
     kind = _DISPOSITION(value)
     if kind is None or _AMBIGUOUS_QUOTE in value:
         return None
@@ -322,7 +322,7 @@ def _disposition(value: str) -> dict[str, str] | None:
 
 @lru_cache(maxsize=64)
 def _part_media(value: str) -> tuple[str, bool]:
-    """A part's media type in canonical form, and whether it has parameters beyond charset and boundary."""
+    """Return a part's media type in canonical form, and whether it has parameters beyond charset and boundary."""
     media = parse_media_type(value)
     if media is None:  # the prefix keeps a malformed value from looking like a well-formed one
         return f"?{value}", False
@@ -341,7 +341,7 @@ _UNESCAPED = {(high + low).encode(): bytes((int(high + low, 16),)) for high in _
 
 
 def form_canonical(body: bytes) -> bytes:
-    """The canonical bytes of an application/x-www-form-urlencoded body.
+    """Return the canonical bytes of an application/x-www-form-urlencoded body.
 
     Escapes and `+` are decoded, empty pairs are dropped, and the pairs are sorted by name; pairs of one name keep
     their order. `a` and `a=` stay different, because some frameworks tell them apart. A body that parsers read
@@ -388,7 +388,7 @@ def _decode(text: bytes) -> bytes:
 
 
 def form_values(body: bytes, media_type: str, name: str) -> list[str] | None:
-    """The values that a form's fields of one name have, in their order; None for what parsers read differently.
+    """Return the values of a form's fields of one name, in order; None if parsers read the form differently.
 
     Args:
         body: the whole form as received.
@@ -427,7 +427,7 @@ def _part_values(body: bytes, boundary: bytes, name: str) -> list[str] | None:
     if digest.finish() is None:
         return None
     values = []
-    for piece in body.split(b"--" + boundary)[1:-1]:  # the digest has found each delimiter at a line's beginning
+    for piece in body.split(b"--" + boundary)[1:-1]:  # the digest has checked that each delimiter begins a line
         block, _, content = piece[2:-2].partition(b"\r\n\r\n")
         part = _parse_part(block)
         if part is None or part.name != name:

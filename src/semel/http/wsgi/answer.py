@@ -17,7 +17,7 @@ _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"conte
 
 
 def headers_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The request's fields, as a list: a kept request is read more than once."""
+    """Return the request's fields, as a list, because a kept request is read more than once."""
     found = []
     for name, value in environ.items():
         if name.startswith("HTTP_"):
@@ -42,7 +42,7 @@ def _status_line(status: int) -> str:
 
 
 def with_mark(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
-    """A start_response that adds one header to the answer."""
+    """Return a start_response that adds one header to the answer."""
     added = (mark[0].decode("latin-1"), mark[1].decode("latin-1"))
 
     def start_marked(status: str, headers: list[tuple[str, str]], *rest: Any) -> Write:

@@ -38,19 +38,19 @@ class KeptBody(io.RawIOBase):
         self._is_whole = False
 
     def fill(self) -> bool:
-        """Take the rest from the client. False: the body is too long, and is not kept."""
+        """Read the rest from the client. False: the body is too long, and is not kept."""
         while not self._is_whole and not self.too_long:
             self._pull(CHUNK_BYTES)
         return not self.too_long
 
     def end(self) -> None:
-        """Give the memory or the file back."""
+        """Release the memory or the file."""
         self.spool.close()
 
     def begin_anew(self) -> None:
         """Read from the first byte again.
 
-        Raises ConfigurationError where the beginning is not kept any more.
+        Raises ConfigurationError if the beginning is no longer kept.
         """
         if self.too_long and self._at:
             raise ConfigurationError("the request's body has been read already, and is too long to be read again")
@@ -71,7 +71,7 @@ class KeptBody(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Up to ``size`` bytes, or all that is left."""
+        """Read up to ``size`` bytes, or all that is left."""
         if size is None or size < 0:
             pieces = []
             while piece := self._piece(CHUNK_BYTES):
@@ -86,7 +86,7 @@ class KeptBody(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """Change nothing: a framework closes the stream when it has read it, and the claim and the view still come."""
+        """Do nothing: a framework closes the stream after reading it, but the claim and the view still need it."""
 
     def _piece(self, size: int) -> bytes:
         if self._at < self.spool.size and not self.too_long:
@@ -106,7 +106,7 @@ class KeptBody(io.RawIOBase):
             self._is_whole = self._is_whole or size > 0
         elif not self.too_long:
             if self.spool.size + len(piece) > self._bytes_max:
-                self.too_long = True  # in fill() the request is refused: what is dropped here is never read
+                self.too_long = True  # fill() refuses the request: the dropped bytes are never read
                 self.spool.close()
             else:
                 self.spool.write(piece)
@@ -114,7 +114,7 @@ class KeptBody(io.RawIOBase):
 
 
 class BodyPieces:
-    """A body as its endpoint reads it, a piece at a time; it is kept nowhere.
+    """A body that its endpoint reads a piece at a time; it is not kept.
 
     >>> pieces = BodyPieces({"wsgi.input": io.BytesIO(b"abc"), "CONTENT_LENGTH": "3"})
     >>> pieces.next(), pieces.next()
@@ -135,7 +135,7 @@ class BodyPieces:
             yield piece
 
     def next(self) -> bytes:
-        """The next piece; empty at the end.
+        """Read the next piece; empty at the end.
 
         Raises InvalidBody for a premature end or a body that the server withholds, and the server's exceptions.
         """
@@ -151,18 +151,18 @@ class BodyPieces:
 
 
 def _read(source: Any, size: int) -> bytes:
-    """Up to ``size`` bytes. Raises OSError where the client has gone, and InvalidBody where its chunks are broken."""
+    """Read up to ``size`` bytes. Raises OSError if the client has disconnected, and InvalidBody for broken chunks."""
     try:
         piece: bytes = source.read(size)
     except (OSError, InvalidBody):
         raise
-    except Exception as error:  # a server's own: gunicorn raises it for a chunk that it cannot read
+    except Exception as error:  # a server's own error: gunicorn raises it for a chunk that it cannot read
         raise InvalidBody("The body cannot be read; send it again.") from error
     return piece
 
 
 def length_of(environ: Mapping[str, Any]) -> int | None:
-    """The announced length of the body; None if it ends with its stream."""
+    """Return the announced length of the body; None if it ends with its stream."""
     length: str = environ.get("CONTENT_LENGTH") or ""
     if length.isdecimal():
         return int(length)
@@ -170,9 +170,9 @@ def length_of(environ: Mapping[str, Any]) -> int | None:
 
 
 def is_withheld(environ: Mapping[str, Any]) -> bool:
-    """Whether a body came in chunks and the server gives the application none of it, as uWSGI does.
+    """Return whether a body came in chunks that the server withholds from the application, as uWSGI does.
 
-    What the client sent is then unknown: taken for an empty body, two different requests would be one command.
+    The client's body is then unknown: as empty bodies, two different requests would be one command.
 
     >>> is_withheld({"wsgi.input": io.BytesIO(), "HTTP_TRANSFER_ENCODING": "chunked"})
     True

@@ -1,7 +1,7 @@
-"""Claiming *inside* a view, after authentication and validation, while the answer is captured outside; in threads.
+"""Claiming *inside* a view in a thread, after authentication and validation; the answer is captured outside.
 
-As ``asgi.route`` does on event loops: nothing is recorded of a request that the application refuses before its view
-claims, and what a claim ends in, such as a replay, leaves from where the answer is captured.
+As in ``asgi.route`` on event loops: a request that the application refuses before its view claims is not recorded,
+and the result of a claim, such as a replay, leaves from the place where the answer is captured.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _REACHED: Final = Answer(204, (), b"")
 
 
 class Head(NamedTuple):
-    """The head of a request: method, raw query, fields with lower-case names, and how long its body is announced.
+    """The head of a request: method, raw query, fields with lower-case names, and the announced length of its body.
 
-    ``mount``: where the application is.
+    ``mount``: the application's mount point.
     """
 
     method: str
@@ -41,9 +41,9 @@ class Head(NamedTuple):
 
 
 class Given:
-    """A permit that exists before its view claims: for a run whose client got a 202, or has gone.
+    """A permit that exists before its view claims: for a run whose client got a 202 or has disconnected.
 
-    Parameters: ``permit`` None where the application is only asked whether the view would be reached.
+    Parameters: ``permit`` None to check only whether the application would reach the view.
     """
 
     def __init__(self, permit: Permit | None) -> None:
@@ -54,8 +54,8 @@ class Given:
 class InsideCall:
     """One request of an application whose views claim for themselves.
 
-    ``permit`` is what its view was granted, ``instead`` the answer of Semel's own that leaves in place of the
-    application's, ``mark`` the header of an answer that was not protected.
+    ``permit`` is its view's, ``instead`` is Semel's own answer that leaves in place of the application's, ``mark`` the
+    header of an answer that was not protected.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class InsideCall:
     ) -> Command | Answer | None:
         """The view's command, the answer that replaces it, or None to run unprotected.
 
-        Parameters: ``request`` that the caller function reads; ``environ`` where a server shows its connection.
+        Parameters: ``request`` that the caller function reads; ``environ`` in which a server exposes its connection.
         """
         if self.has_claimed:
             raise ConfigurationError(
@@ -166,12 +166,12 @@ class InsideCall:
         return self.replace(answer)
 
     def prepare(self, further: InsideCall) -> None:
-        """Make ready another call of the same request, that will have the permit."""
+        """Prepare another call of the same request, which will have the permit."""
         further.given = Given(self.permit)
         further.exchange, further._engine, further._hold = self.exchange, self._engine, self._hold
 
     def check_reached(self) -> None:
-        """Raise NothingHappened where an accepted request came to no view, and so nothing was done."""
+        """Raise NothingHappened if an accepted request reached no view, so that nothing was done."""
         if self.given is not None and not self.given.is_reached:
             raise NothingHappened(
                 "a request that had been answered with 202 (Prefer: respond-async) was answered again before it "
@@ -188,14 +188,14 @@ class InsideCall:
         return None
 
     def replace(self, answer: Answer) -> Answer:
-        """From here on the application's own answer is dropped: this one leaves."""
+        """Replace the application's own answer with this one, from here on."""
         self.instead = answer
         return answer
 
     def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
-        """The view raised this, even if the framework turns it into an answer.
+        """Note what the view raised, even if the framework turns it into an answer.
 
-        Parameters: ``own_status`` where the exception is an answer of the view's own, such as ``abort(redirect(...))``.
+        Parameters: ``own_status`` if the exception is the view's own answer, such as ``abort(redirect(...))``.
         """
         self.failure, self.own_status = error, own_status
 
@@ -224,7 +224,7 @@ class InsideCall:
             self._hold.end()
 
     def let_go(self, error: BaseException) -> None:
-        """The request was interrupted: end its grant."""
+        """End the grant of an interrupted request."""
         self.is_over = True
         if self._hold is not None:
             self._hold.let_go(error)
@@ -255,7 +255,7 @@ def settle_call(
 
 
 def fill_in_time(body: KeptBody, environ: Mapping[str, Any], seconds: float) -> bool | None:
-    """Take the rest of the body from the client. False: it is too long; None: it has not come in time."""
+    """Read the rest of the body from the client. False: it is too long; None: it has not come in time."""
     clock = socket_clock(seconds)
     connection = clock.begin(environ)
     try:

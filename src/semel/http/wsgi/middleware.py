@@ -53,7 +53,7 @@ class SemelMiddleware:
     :class:`~semel.http.settings.HttpSettings`; ``serve_operations`` serves the status resource where
     ``problems.operations_path`` says: None for requests that name an operation, True for all below that path, False
     where the application serves it; ``waiters_max`` how many threads may wait for running duplicates (None: at most
-    half of those that were seen at work at once). The handler finds its permit in ``environ["semel.permit"]``.
+    half of the most that were busy at once). The handler finds its permit in ``environ["semel.permit"]``.
 
     Raises ConfigurationError: as HttpSettings does.
     """
@@ -98,7 +98,7 @@ class SemelMiddleware:
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method: str = environ["REQUEST_METHOD"]
-        # The server decoded the path as latin-1; surrogates keep what is not UTF-8 distinct.
+        # The server decoded the path as latin-1; surrogates keep bytes that are not UTF-8 distinct.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape")
         found: tuple[Route, Params] | Answer | None = self.surface.routes.find(method, path)
         if found is None:
@@ -129,10 +129,10 @@ class SemelMiddleware:
         spool, hold = Spool(), self.engine._hold()
         try:
             pieces = self._spool(opened, environ, start_response, spool, hold)
-            hold.end()  # what is left of the command ends with the answer
+            hold.end()  # the rest of the command ends with the answer
         except BaseException as error:
             hold.let_go(error)
-            spool.close()  # no one else will: a client or a store that failed, an interrupted process
+            spool.close()  # nothing else will: the client or the store failed, or the process was interrupted
             raise
         return pieces
 
@@ -144,7 +144,7 @@ class SemelMiddleware:
         spool: Spool,
         hold: Hold[Permit],
     ) -> Iterable[bytes]:
-        """Read the body, claim and answer. The spool is closed with the answer; where this raises, by the caller."""
+        """Read the body, claim and answer. The answer closes the spool; if this raises, the caller must."""
         command = self._read(exchange, environ, spool)
         if isinstance(command, Answer):
             spool.close()
@@ -217,7 +217,7 @@ class WsgiCall:
         self._status_line = ""
         self._iterable: Iterable[bytes] = ()
         self._through = False
-        self._server_write: Write = write_nowhere  # the server's, once the answer flows through
+        self._server_write: Write = write_nowhere  # the server's own, once the answer flows through
         self._dropped = False
 
     def run(self, environ: Environ, spool: Spool) -> Iterable[bytes]:
@@ -228,8 +228,8 @@ class WsgiCall:
     def read(self, begin: Callable[[], Iterable[bytes]], end: Callable[[], None]) -> Iterable[bytes]:
         """Read the application's whole answer, settle, and return the answer that may leave.
 
-        Parameters: ``begin`` gives the application's iterable, or raises what it raised; ``end`` gives back what the
-        request's body took, once nothing reads it any more.
+        Parameters: ``begin`` returns the application's iterable, or raises its exception; ``end`` releases the
+        request's body once nothing reads it any more.
         """
         error: BaseException | None = None
         try:
@@ -246,15 +246,15 @@ class WsgiCall:
                 error = self._end()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
-            with contextlib.suppress(BaseException):  # the first exception is the one that is reported
+            with contextlib.suppress(BaseException):  # only the first exception is reported
                 self._close_iterable()
         end()
         return self._finish(error)
 
     def run_unheard(self, environ: Environ, spool: Spool) -> None:
-        """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
+        """Run after the client got its 202: the answer is for later retries. Raises as :meth:`run`."""
         self._start_response = discard_response
-        close_each(self.run(environ, spool))  # at its close what flows through is run to its end
+        close_each(self.run(environ, spool))  # closing a streamed answer runs it to its end
 
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
         answer = self.settle(error)
@@ -273,7 +273,7 @@ class WsgiCall:
     # --- what the application gets ------------------------------------------------------------
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
-        """Take the head of the answer; with ``exc_info``, in place of an earlier one that has not left."""
+        """Take the head of the answer; with ``exc_info`` it replaces an earlier head that has not left."""
         capture = self._capture
         if capture.started:
             if exc_info is None or exc_info[1] is None:
@@ -303,7 +303,7 @@ class WsgiCall:
             self._let_go()
 
     def _let_go(self) -> None:
-        """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
+        """Let an answer flow that cannot be held, after marking it as not kept; never for an ATOMIC command."""
         permit, capture = self._permit, self._capture
         if self._exchange.route.atomic:
             permit.kept = False
@@ -325,7 +325,7 @@ class WsgiCall:
     # --- the iterable -------------------------------------------------------------------------
 
     def next_of(self, pieces: Iterator[bytes]) -> bytes | None:
-        """The next piece that flows through; None at the end."""
+        """Return the next piece that flows through; None at the end."""
         for piece in pieces:
             if piece:
                 self._capture.count(piece)
@@ -334,11 +334,11 @@ class WsgiCall:
 
     @property
     def may_drain(self) -> bool:
-        """Whether a handler whose client has gone is still run to its end."""
+        """Return whether a handler whose client has disconnected is still run to its end."""
         return not self._capture.endless and time.monotonic() < self._permit.deadline_monotonic
 
     def end_of_stream(self, error: BaseException | None) -> None:
-        """The streamed application has ended: close it and settle. Raises its exception."""
+        """Close a streamed application that has ended, and settle. Raises its exception."""
         try:
             self._close_iterable()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
@@ -353,7 +353,7 @@ class WsgiCall:
             error = None  # it holds this frame
 
     def _end(self) -> IncompleteAnswer | None:
-        """The error of an ended answer, if any."""
+        """Return the error of an ended answer, if any."""
         self._capture.end()
         return None if self._capture.complete else IncompleteAnswer(CUT)
 
@@ -363,7 +363,7 @@ class WsgiCall:
 
 
 class _Through:
-    """The iterable of an answer that flows through. Its end, or its close, settles the command."""
+    """The iterable of a streamed answer. Its end, or its close, settles the command."""
 
     def __init__(self, call: WsgiCall, pieces: Iterator[bytes], held: list[bytes], end: Callable[[], None]) -> None:
         self._call = call
@@ -391,7 +391,7 @@ class _Through:
         return piece
 
     def close(self) -> None:
-        """The server has finished, or its client has gone: then the handler still runs to its end."""
+        """Close after the server has finished or its client has disconnected; a handler still runs to its end."""
         error: BaseException | None = None
         try:
             while not self._over and self._call.may_drain:
@@ -409,7 +409,7 @@ class _Through:
 
 
 class Closing:
-    """An iterable with an action at its close, in which a server sees errors after the answer."""
+    """An iterable with an action at its close, whose errors reach the server after the answer."""
 
     def __init__(self, pieces: Iterable[bytes], act: Callable[[], None]) -> None:
         self._pieces = pieces
@@ -420,7 +420,7 @@ class Closing:
 
 
 def close_each(*things: object) -> None:
-    """Close each that can be closed, in their order, even if one of them raises."""
+    """Close each object that can be closed, in order, even if one of them raises."""
     with contextlib.ExitStack() as closing:
         for thing in reversed(things):
             close = getattr(thing, "close", None)
@@ -429,11 +429,11 @@ def close_each(*things: object) -> None:
 
 
 def write_nowhere(data: bytes) -> None:
-    """The write of a server that has not been asked yet."""
+    """Drop a write that must not reach the server."""
 
 
 def discard_response(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
-    """The start_response of a client that has its answer already."""
+    """Act as the start_response of a client that already has its answer."""
     return write_nowhere
 
 

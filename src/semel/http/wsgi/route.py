@@ -1,8 +1,8 @@
 """The WSGI wrapper around an application whose views claim for themselves: claim inside, capture outside.
 
-As ``asgi.route`` does on event loops. It does nothing until a view claims. From then on the application's answer is
-held until its iterable has been read and closed, settled, and sent. Where the claim ends in an answer of Semel's own,
-such as a replay, that answer leaves from here, and what the application has made of it on its way out is dropped.
+As in ``asgi.route`` on event loops, it does nothing until a view claims. From then on the application's answer is
+held until its iterable has been read and closed; then it is settled and sent. If the claim ends in Semel's own answer,
+such as a replay, that answer leaves from here, and the application's version of it is dropped.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CALL_KEY: Final = "semel.call"
 class RouteCall(InsideCall):
     """One request of an application whose views claim for themselves.
 
-    ``before_settling`` are called once before the outcome is settled, in this order: they end what a view has left
-    open on the command's transaction.
+    The functions ``before_settling`` are called once before the outcome is settled, in this order: they close what a
+    view has left open on the command's transaction.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RouteCall(InsideCall):
         pieces = self._app(environ, self.start_response)
         if self._is_started:
             return pieces
-        rest = iter(pieces)  # an application that starts with its first piece
+        rest = iter(pieces)  # an application that calls start_response with its first piece
         first = next(rest, b"")
         return Closing(chain((first,), rest), lambda: close_each(pieces))
 
@@ -90,11 +90,11 @@ class RouteCall(InsideCall):
         return sent if error is None else Closing(sent, _raising(error))
 
     def run_unheard(self) -> None:
-        """Run the request where its client has its 202: the answer is for those who ask later."""
+        """Run the request after its client got its 202: the answer is for later retries."""
         environ = {**self._environ, "wsgi.input": self.body, CALL_KEY: self}
-        environ.pop("werkzeug.debug.preserve_context", None)  # of a test client, in its own thread
+        environ.pop("werkzeug.debug.preserve_context", None)  # a test client's, in its own thread
         try:
-            close_each(self.run(environ))  # at its close what flows through is run to its end
+            close_each(self.run(environ))  # closing a streamed answer runs it to its end
             self.check_reached()
             self.end()
         except BaseException as error:
@@ -112,11 +112,9 @@ class RouteCall(InsideCall):
     def accept(self) -> Answer | None:
         """Run the granted request again from the outside, in a separate thread; answer the client with 202.
 
-        None where there is no place: then the client waits.
+        None if no thread is free: then the client waits.
         """
-        whole = b"".join(
-            self.body.spool.chunks()
-        )  # of its own: this request's may be read by what comes behind its view
+        whole = b"".join(self.body.spool.chunks())  # a copy: layers after the view may still read this request's
         body = KeptBody(io.BytesIO(whole), len(whole), len(whole))
         further = RouteCall(self._app, body, discard_response, self._environ, None)
         self.prepare(further)
@@ -140,19 +138,19 @@ class RouteCall(InsideCall):
             self.note_failure(error)
 
     def exception_of(self, status: int) -> BaseException | None:
-        """The exception of which the application has made its answer, where that says nothing of the command.
+        """Return the exception that the application turned into an answer that says nothing about the command, if any.
 
-        Only 4xx does, and the status that the exception itself has: an error page with another one is not proof of
+        Only a 4xx, or the status of the exception itself, says something: an error page with another status proves no
         success.
         """
         return None if 400 <= status < 500 or status == self.own_status else self.failure
 
     def end_answer(self) -> None:
-        """The answer is settled: what is left would hold the whole request in a cycle."""
+        """Drop references after the answer is settled: they would hold the whole request in a cycle."""
         self.failure = self._held = None
 
     def leave(self) -> None:
-        """End what the view has left open, once."""
+        """Close what the view has left open, once."""
         leaving, self.before_settling = self.before_settling, []
         for each in leaving:
             each()
@@ -190,7 +188,7 @@ class _HeldAnswer(WsgiCall):
         self._call = call
 
     def settle(self, error: BaseException | None) -> Answer | None:
-        """Settle what the application's end means; the answer that may leave, if any."""
+        """Settle the outcome of the application; return the answer that may leave, if any."""
         call, capture = self._call, self._capture
         left: BaseException | None = None
         try:
@@ -215,9 +213,9 @@ class _HeldAnswer(WsgiCall):
 class CaptureMiddleware:
     """Wraps a WSGI application whose views claim for themselves.
 
-    Parameters: ``app`` and ``engine``; ``bytes_max`` says how much of a body is kept for a claim; ``waiters_max`` as
-    :class:`~semel.http.wsgi.middleware.SemelMiddleware` has it; ``check`` is called before each request and raises
-    where the application is built wrongly.
+    Parameters: ``app`` and ``engine``; ``bytes_max`` how much of a body is kept for a claim; ``waiters_max`` as for
+    :class:`~semel.http.wsgi.middleware.SemelMiddleware`; ``check`` is called before each request and raises if the
+    application is built wrongly.
     """
 
     def __init__(
@@ -240,7 +238,7 @@ class CaptureMiddleware:
         engine.core.waiters_limit = self._threads.waiters
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request, as WSGI says."""
+        """Serve one request, per the WSGI specification."""
         self._check()
         if environ["REQUEST_METHOD"].upper() not in UNSAFE_METHODS or CALL_KEY in environ:
             return self.app(environ, start_response)
@@ -248,7 +246,7 @@ class CaptureMiddleware:
             return self._serve(environ, start_response)
 
     def close(self) -> None:
-        """Wait for the views whose clients got 202 (``Prefer: respond-async``)."""
+        """Wait for the views whose clients got a 202 (``Prefer: respond-async``)."""
         self._accepted.close()
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -260,11 +258,11 @@ class CaptureMiddleware:
             pieces = call.run(environ)
             call.end()
         except BaseException as error:
-            with suppress(Exception):  # the first exception is the one that is reported
+            with suppress(Exception):  # only the first exception is reported
                 call.leave()
-            call.let_go(error)  # settles what was granted as what this exception means
+            call.let_go(error)  # settles a grant with this exception's outcome
             call.body.end()
-            call.failure = None  # its frames hold the call
+            call.failure = None  # the exception's frames hold the call
             raise
         finally:
             environ.pop(CALL_KEY, None)

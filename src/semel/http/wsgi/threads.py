@@ -1,11 +1,11 @@
 """The threads of a WSGI application: how many may wait for running duplicates, and those of accepted handlers.
 
-No server says how many threads it has. As many as were at work at the same time are certain, so the waiters are at most
-half of those: the others stay for requests that do not wait. A server of one thread has no waiters.
+No server tells how many threads it has. It has at least as many as were busy at once, so at most half of those may
+wait: the others stay free for requests that do not wait. A server of one thread has no waiters.
 
-Handlers whose clients got 202 run in threads of the process that accepted them, a bounded number at once. Where
-there is no place the client waits for its answer, as it would without the preference. Where the process dies a
-completer takes over. WSGI has no end of an application that could be waited for: Python waits for these threads.
+Handlers whose clients got a 202 run in threads of the process that accepted them, a bounded number at once. If no
+thread is free, the client waits for its answer, as it would without the preference. If the process dies, a
+completer takes over. WSGI has no shutdown event of an application: Python itself waits for these threads.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Threads:
             self._at_work -= 1
 
     def waiters(self) -> int:
-        """How many may wait at once."""
+        """Return how many threads may wait at once."""
         return self._most // 2 if self._waiters_max is None else self._waiters_max
 
 
-AT_ONCE: Final = 10  # as a completer
+AT_ONCE: Final = 10  # a completer's limit
 
 
 class Accepted:
@@ -77,13 +77,13 @@ class Accepted:
     def begin(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in a separate thread; False if there is no free one, and nothing runs.
 
-        What it raises goes to :func:`threading.excepthook`: no one else would report it.
+        Its exceptions go to :func:`threading.excepthook`: nothing else would report them.
         """
         if not self._places.acquire(blocking=False):
             return False
         thread = threading.Thread(target=self._run, args=(work, self._places), name="semel-accepted")
         self._threads.add(thread)
-        with suppress(RuntimeError):  # the interpreter is ending: no thread begins any more
+        with suppress(RuntimeError):  # the interpreter is shutting down: no thread can start
             thread.start()
             return True
         self._threads.discard(thread)
