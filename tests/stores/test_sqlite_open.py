@@ -14,7 +14,7 @@ from semel.stores.sqlite.store import SQL
 from tests.servers.files import migrated_file
 
 LOOKS: dict[str, Statement] = {
-    **{name: SQL[name] for name in ("count_listed", "find_open", "find_earliest", "find_lapsed")},
+    **{name: SQL[name] for name in ("count_listed", "find_open", "turn", "find_lapsed")},
     "find_abandoned": statements("semel.steps", "sql/sqlite_steps.sql")["find_abandoned"],
     "records_open": statements("semel.sealing", "sql/sqlite_seals.sql")["records_open"],
 }

@@ -40,7 +40,7 @@ class ProgressLine:
     >>> from io import StringIO
     >>> seconds = iter([0.0, 1.0, 10.0])
     >>> to = StringIO()
-    >>> progress = Progress("export", asked=True, total=400, stream=to, clock=lambda: next(seconds))
+    >>> progress = ProgressLine("export", asked=True, total=400, stream=to, clock=lambda: next(seconds))
     >>> progress.tell(10), progress.tell(100)
     (None, None)
     >>> print(to.getvalue().splitlines()[-1])

@@ -30,7 +30,7 @@ class Upload:
     ...     upload.write(b"sku,quantity\\n")
     ...     upload.end()
     ...     upload.size, upload.digest[:8]
-    (13, '1e1a8f1d')
+    (13, 'c3e714b9')
     """
 
     def __init__(self, bytes_max: int, folder: str | None = None) -> None:

@@ -59,7 +59,7 @@ class ImportsOverWsgi:
     >>> folder = tempfile.TemporaryDirectory()
     >>> engine = Engine.connect(f"sqlite:///{folder.name}/app.db")
     >>> _ = engine.migrate()
-    ... engine.close()
+    >>> engine.close()
     >>> stock = Imports(AsyncEngine.connect(f"sqlite:///{folder.name}/app.db"), operation="stock.import")
     >>> @stock.row
     ... async def book(row):
@@ -82,7 +82,7 @@ class ImportsOverWsgi:
     >>> app.respond(environ).status
     202
     >>> app.close()
-    ... folder.cleanup()
+    >>> folder.cleanup()
     """
 
     def __init__(

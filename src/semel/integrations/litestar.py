@@ -81,12 +81,13 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
     :class:`~semel.http.settings.HttpSettings`.
 
     >>> from litestar import Litestar, post
+    >>> from litestar.params import JSONBody
     >>> from semel import AsyncEngine
     >>> from semel.http.caller import single_caller
     >>> semel = Semel(AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
     >>> @post("/notes")
     ... @semel.command("notes.create", effects="idempotent")
-    ... async def create_note(data: dict[str, str]) -> dict[str, str]:
+    ... async def create_note(data: JSONBody[dict[str, str]]) -> dict[str, str]:
     ...     return data
     >>> app = Litestar([create_note], plugins=[semel])
     """

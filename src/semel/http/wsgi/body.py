@@ -25,6 +25,7 @@ class KeptBody(io.RawIOBase):
     True
     >>> b"".join(body.spool.chunks()), body.read()
     (b'amount=7&note=x', b'=7&note=x')
+    >>> body.spool.close()
     """
 
     def __init__(self, source: Any, length: int | None, bytes_max: int) -> None:

@@ -123,7 +123,7 @@ def _check(app: Any, cases: Sequence[Case]) -> None:
 def why(name: str) -> str:
     """The reason that a test is required.
 
-    >>> why("missing_key_refused")[:59]
+    >>> why("missing_key_refused")[:60]
     'A client that forgets its key is not protected, and it shows'
     """
     return " ".join((inspect.getdoc(CHECKS[name]) or "").split())

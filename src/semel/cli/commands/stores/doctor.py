@@ -158,7 +158,7 @@ def made_at(store_id: str) -> int | None:
     """Return the time in a UUIDv7, in microseconds; None where the text is not a UUIDv7.
 
     >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
-    (1688122305686000, None)
+    (1688096058518000, None)
     """
     digits = str(store_id).replace("-", "")  # a damaged row may hold anything
     if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):

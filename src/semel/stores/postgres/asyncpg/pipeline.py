@@ -33,7 +33,7 @@ def plain(*texts: str) -> bytes:
     """Write the messages of statements that take no values and return no rows, such as BEGIN.
 
     >>> plain("BEGIN").hex(" ", -4)
-    '50 0000000d 0042454749 4e000000 42000000 0c000000 00000000 00450000 00090000 000000'
+    '50000000 0d004245 47494e00 00004200 00000c00 00000000 00000045 00000009 00000000 00'
     """
     said = b""
     for text in texts:
