@@ -93,7 +93,7 @@ class AsyncmyLoop:
             await close(connection)
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         drop(self._lifo)
 
     async def close(self) -> None:

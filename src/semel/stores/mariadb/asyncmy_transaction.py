@@ -182,7 +182,7 @@ class AsyncmyUnit:
             raise connection_lost() from error
 
     def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+        if self._pid != os.getpid():  # a forked handler must not use its parent's connection
             self._ended = True
         return self._ended
 
@@ -222,7 +222,7 @@ class AsyncmyUnit:
         return stands
 
     async def rollback_async(self) -> None:
-        """End it. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         if self._is_over():
             return
         deadline = self._call()
@@ -302,7 +302,7 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         return await self._open(deadline)
 
     async def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return the connection to the pool, or drop it if it is not sound."""
         if sound:
             self.lifo.give(taken)
         else:
@@ -315,6 +315,6 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         return taken
 
     async def close(self) -> None:
-        """Close what is idle on this loop."""
+        """Close the idle connections of this loop."""
         for connection, _ in self.lifo.forget_idle():
             await close(connection)

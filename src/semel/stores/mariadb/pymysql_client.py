@@ -69,7 +69,7 @@ class PymysqlThreads:
                 if isinstance(error, Lost):
                     if was_idle and not deadline.is_over:  # else the server hangs
                         said = True
-                        continue  # it died while idle: every verb names its nonce, so it may be repeated
+                        continue  # it died while idle: every verb names its nonce and may be repeated
                     raise connection_lost(error) from error
                 if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error

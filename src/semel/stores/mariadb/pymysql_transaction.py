@@ -199,7 +199,7 @@ class PymysqlUnit:
             close(self.connection)
 
     def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+        if self._pid != os.getpid():  # a forked handler must not use its parent's connection
             self._ended = True
         return self._ended
 
@@ -242,7 +242,7 @@ class PymysqlUnit:
         return stands
 
     def rollback(self) -> None:
-        """End it. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         if self._is_over():
             return
         deadline = self._call()
@@ -313,7 +313,7 @@ class PymysqlUnitPool:
         self.lifo: ConnectionPool[Taken] = ConnectionPool(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited.append(self.lifo)
         self._begin()
 
@@ -337,7 +337,7 @@ class PymysqlUnitPool:
         return self._open(deadline)
 
     def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return the connection to the pool, or drop it if it is not sound."""
         if sound:
             self.lifo.give(taken)
         else:
@@ -350,6 +350,6 @@ class PymysqlUnitPool:
         return taken
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self.lifo.forget_idle():
             close(connection)

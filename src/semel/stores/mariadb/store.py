@@ -82,7 +82,7 @@ class MariadbStore(VersionedStore):
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         verdicts: Verdicts = {}
         left = list(claims)
-        while left:  # one batch, the same key twice: the others meet what the first has written
+        while left:  # the same key twice in one batch: the others meet the first one's record
             firsts: dict[bytes, Claim] = {}
             for claim in left:
                 firsts.setdefault(claim.id, claim)

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server's real settings, and this user's rights, make of the store's promise."""
+"""Checks a PostgreSQL server's settings, and this user's rights, against the store's guarantees."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
 
 
 def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
-    """Judge the rights that this user lacks: (table, right) each.
+    """Judge the rights that this user lacks: pairs of table and right.
 
     >>> judge_rights([("semel_bulk", "INSERT"), ("semel_bulk", "UPDATE"), ("semel_item", "DELETE")]).remedy
     'GRANT INSERT, UPDATE ON semel_bulk to this user; GRANT DELETE ON semel_item to this user'
@@ -88,7 +88,7 @@ def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
     rights: dict[str, list[str]] = {}
     for table, right in lacking:
         rights.setdefault(table, []).append(right)
-    tables: dict[str, list[str]] = {}  # those that lack the same, together: a user who may only read lacks fifty
+    tables: dict[str, list[str]] = {}  # tables that lack the same rights, together: a read-only user lacks fifty
     for table, lacked in rights.items():
         tables.setdefault(", ".join(lacked), []).append(table)
     listed = "; ".join(f"{lacked} on {', '.join(named)}" for lacked, named in tables.items())

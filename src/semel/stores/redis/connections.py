@@ -136,7 +136,7 @@ class RedisThreads:
         return []
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for pool in self._pools.values():
             _close_all(pool)
 
@@ -244,21 +244,21 @@ class RedisLoop:
         return []
 
     async def close(self) -> None:
-        """Wait for what is on its way, then close what is idle."""
+        """Wait for running calls, then close idle connections."""
         while self.tasks:
             await asyncio.wait(set(self.tasks))
         for pool in self._pools.values():
             await _close_all_async(pool)
 
     def drop_idle(self) -> None:
-        """As ``close``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         for pool in self._pools.values():
             for connection in pool.forget_idle():
                 drop(connection)
 
 
 def drop(connection: Any) -> None:
-    """Close a connection whose loop is over."""
+    """Close a connection of a closed loop."""
     writer = connection._writer
     connection._reader = connection._writer = None  # redis-py would close them again, on the closed loop
     if writer is not None:

@@ -39,7 +39,7 @@ class RedisDriver:
         self.routes: KeyRoutes = self.server.routes()
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited += [self._threads, self._loops]  # never closed here: the parent uses them
         self._begin()
 
@@ -87,13 +87,13 @@ class RedisDriver:
             return _sound(stop.value)
 
     def close(self) -> None:
-        """Close what is idle. The driver may be used again."""
+        """Close idle connections. The driver may be used again."""
         self._threads.close()
 
     # --- event loops ------------------------------------------------------------------------
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        """Run a flow from an event loop, in a separate task that survives a cancelled caller. Raises as ``run``."""
         loop = self._loop()
         task = asyncio.get_running_loop().create_task(self.run_uncut(make))
         loop.tasks.add(task)
