@@ -47,7 +47,7 @@ _STOPPED: Final = frozenset({"57014", "55P03", "25P03", "25P04"})
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
 _OF_A_FUNCTION: Final = ("22", "38", "39", "42")  # of values, of routines, of names; a conflict or a time-out is not
 _WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
-_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
+_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended during a statement
 # libpq refuses to send these; the connection stays sound.
 _UNSENDABLE: Final = ("number of parameters must be", "another command is already in progress")
 

@@ -123,7 +123,7 @@ def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
 def claim_all(
     claims: Iterable[Claim], verdicts: Verdicts, store_id: str | None, unit: Statement | None = None
 ) -> Flow[None]:
-    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts.
+    """Claim records of different ids, or one for an ATOMIC ``unit`` by its own statement. Adds their verdicts.
 
     Raises IdentityMismatch: the server has another store than ``store_id`` by now; nothing was written.
     """

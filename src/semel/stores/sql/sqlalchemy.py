@@ -299,7 +299,7 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
 
     Raises:
         JoinRefused: another database or file, autocommit, a savepoint, or statements already run.
-        StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
+        StoreUnavailable: the file's write lock was not free within its ``busy_seconds``.
     """
     if target.in_nested_transaction():
         raise JoinRefused(BEGUN)

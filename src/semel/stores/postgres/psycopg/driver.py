@@ -279,7 +279,7 @@ class _Loop:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection ended under the statement, without an error from the server."""
+    """Whether the connection ended during the statement, without an error from the server."""
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
 
 
