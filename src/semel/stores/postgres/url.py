@@ -29,7 +29,7 @@ def _needs(*, asyncpg: bool) -> ConfigurationError:
 
 
 def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """Make the backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
+    """Make the backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Removes the options that it knows.
 
     Raises:
         UrlError: an option cannot be understood.

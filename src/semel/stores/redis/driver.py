@@ -1,7 +1,7 @@
 """The Redis driver: flows in threads and on event loops, on one server or a cluster, through redis-py's connections.
 
-An answer that was lost is not known yet, and it is for the engine to read back by the claim's nonce; nothing here asks
-again. What may be asked again, because it surely did not run, is decided in ``redis_routes``.
+If an answer is lost, its outcome is not known yet: the engine reads it back by the claim's nonce, and this driver does
+not retry. ``routes`` decides which calls certainly did not run and may be retried.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class RedisDriver:
         return self._loops.here()
 
     async def close_async(self) -> None:
-        """Wait for what is on its way, then close the connections of this loop and the threads'."""
+        """Wait for running calls, then close the connections of this loop and of the threads."""
         await self._loop().close()
         self.close()
 

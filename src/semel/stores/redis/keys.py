@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 TAGS: Final = 64  # slots that the records are spread over; part of the layout, never to be changed
-PLACE_BITS: Final = 53  # what a sorted set keeps exactly
+PLACE_BITS: Final = 53  # the integers that a sorted set holds exactly
 
 
 class Keys:
@@ -30,17 +30,17 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
-        self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # what the records of each tag begin with
+        self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # the prefix of each tag's records
         self.meta: Final = b"%s:meta" % name
         self.turns: Final = self.tags[0] + b"turns"
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:
-        """The text with which all keys of this record begin."""
+        """Return the text with which all keys of this record begin."""
         return self.tags[id[0] % TAGS]
 
     def marker(self, id: bytes, name: bytes) -> bytes:
-        """The tag's marker: a key that a server which evicts or is flushed loses before, or with, its records.
+        """Return the tag's marker: a key that an eviction or a flush removes before, or with, the tag's records.
 
         Parameters: ``name`` of the store that it belongs to (:func:`marker_name`).
         """
@@ -77,7 +77,7 @@ class Keys:
 
 
 def marker_name(store_id: str) -> bytes:
-    """The end of a store's markers; a store that is created in its place later has different ones.
+    """Return the suffix of a store's markers; a store created in its place later has another one.
 
     >>> marker_name("01890a5d-ac96-774b-bcce-b302099a8057")
     b':b302099a8057'

@@ -39,10 +39,10 @@ _TELLING: Final = (
 
 
 def remedy_of(code: str, text: str) -> str:
-    """The remedy for an error reply."""
+    """Return the remedy for an error reply."""
     return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
 
 
 def refusal(code: str, text: str) -> StatementRefused:
-    """A server's error reply as what it means here: nothing was done."""
+    """Make Semel's error for a server's error reply: nothing was done."""
     return StatementRefused(f"Redis: {code} {text} ({remedy_of(code, text)})")

@@ -27,7 +27,7 @@ BYTES_MOST: Final = 65_536
 
 
 def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
-    """Return this worker's turn, a new one if it has none; None if the file cannot be written, or is locked just now.
+    """Return this worker's next turn; None if the file cannot be written, or is locked just now.
 
     A process that was stopped midway keeps the lock, and no other process waits for it.
     """

@@ -240,7 +240,7 @@ def _drop_unwanted(task: asyncio.Future[Any]) -> None:
 def drop(connection: Any) -> None:
     """Close a connection of a closed loop."""
     transport = connection._transport
-    with suppress(RuntimeError):  # it would tell its loop, which is closed
+    with suppress(RuntimeError):  # it calls its loop, which is closed
         connection.terminate()
     cut(transport)
 
