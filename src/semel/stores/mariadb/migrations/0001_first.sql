@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS semel_record (
     KEY semel_record_operation (operation_id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
--- Records that need somebody: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
+-- Records that need attention: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
 -- beside a table of any size. A row here is a hint, never the truth: that is the record's own state.
 CREATE TABLE IF NOT EXISTS semel_attention (
     id BINARY(16) NOT NULL PRIMARY KEY
