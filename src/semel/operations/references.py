@@ -177,7 +177,7 @@ class Source:
 
 
 def sources(key_from: str | None, reference_from: str | None) -> tuple[Source | None, Source | None]:
-    """The places of key and reference; None if undeclared. Raises PolicyError."""
+    """Return the places of key and reference; None if undeclared. Raises PolicyError."""
     reference = None if reference_from is None else Source.of("reference_from", reference_from)
     if key_from == REFERENCE:
         if reference is None:

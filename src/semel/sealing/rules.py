@@ -170,7 +170,7 @@ def cover(settlement: Settlement, policy: Policy, sealer: Seals | None) -> Settl
 def cover_answer(
     answer: Answer, kind: AnswerKind, id: bytes, state: State, policy: Policy, sealer: Seals | None
 ) -> tuple[Answer, AnswerKind]:
-    """The stored form of an answer, and its kind."""
+    """Return the stored form of an answer, and its kind."""
     bare = Answer(answer.status, (), b"")  # no digest of the body either: a short secret could be tried out
     if kind != AnswerKind.KEPT or policy.answers == "forget":
         return bare, AnswerKind.NOT_KEPT

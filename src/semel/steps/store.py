@@ -44,7 +44,7 @@ class StepRows:
         self.settles_by_proof: bool = store.capabilities.settles_by_proof
 
     def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
-        """The recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
+        """Read the recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
         statement.
         """
         read = self._sql["read_steps"]

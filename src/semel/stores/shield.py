@@ -158,7 +158,7 @@ class _Call(Generic[T]):
             self.done.release()
 
     def result(self) -> T:
-        """The work's result; raises its exception."""
+        """Return the work's result, or raise its exception."""
         error, self.error = self.error, None
         if error is None:
             return cast(T, self.value)

@@ -54,7 +54,7 @@ class MariadbHome:
         self._known: weakref.WeakKeyDictionary[Any, Greeting] = weakref.WeakKeyDictionary()
 
     def greeting(self, raw: Any) -> Greeting | None:
-        """The server info of a connection that was admitted before."""
+        """Return the server info of a connection that was admitted before."""
         return self._known.get(raw)
 
     @property

@@ -160,7 +160,7 @@ def _are_alike(values: Sequence[Any]) -> bool:
 
 
 def record(row: Row) -> Record:
-    """The record of a row that begins with the time."""
+    """Make the record of a row that begins with the time."""
     seen: Record = tuple.__new__(Record, row[1:])
     return seen
 

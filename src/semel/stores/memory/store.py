@@ -106,7 +106,7 @@ class Table:
         return row
 
     def rows(self) -> Iterator[Record]:
-        """All records, in the order of creation."""
+        """Yield all records, in the order of creation."""
         for id in tuple(self.records):
             row = self.row(id)
             assert row is not None
@@ -187,12 +187,12 @@ class Table:
             self.order = [(seq, id) for id, seq in self.seqs.items()]  # in the order in which they were put
 
     def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """The records behind a place, in the order of creation."""
+        """Return the records after a place, in the order of creation."""
         self.place()
         return self._places(range(bisect_left(self.order, (seq + 1, b"")), len(self.order)))
 
     def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
-        """The records before a place, the newest first."""
+        """Return the records before a place, the newest first."""
         self.place()
         end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
         return self._places(range(end - 1, -1, -1))
@@ -215,7 +215,7 @@ class TableCall(Ask[R]):
 
 
 def first_row(claim: Claim, grant: Grant) -> Record:
-    """The record that the first grant of a key writes."""
+    """Make the record that the first grant of a key writes."""
     terms = claim.terms
     claimed: tuple[Any, ...] = claim
     granted: tuple[Any, ...] = grant
@@ -245,7 +245,7 @@ def first_row(claim: Claim, grant: Grant) -> Record:
 
 
 def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
-    """The record that a new grant writes over what was there."""
+    """Make the record that a new grant writes over the former one."""
     row_now = first_row(claim, grant)
     if row is None:
         return row_now

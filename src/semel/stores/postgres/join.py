@@ -56,7 +56,7 @@ class Line(Protocol):
     session: Any  # the library's connection, by which a database that was checked before is recognised
 
     def execute(self, text: str, values: list[Any]) -> Any:
-        """Rows as tuples; awaited on a loop. Raises LineFailed."""
+        """Return rows as tuples; awaited on a loop. Raises LineFailed."""
 
     def is_open(self) -> bool:
         """Whether a transaction is open, and still the one that was joined as far as the client knows."""

@@ -96,7 +96,7 @@ class AsyncpgAlchemyLine:
             raise JoinRefused(AUTOCOMMIT.format(block=_BLOCK))
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
 
         def perform(_: Any) -> list[Any]:
             return [tuple(row) for row in self._connection.exec_driver_sql(text, tuple(values)).fetchall()]

@@ -57,7 +57,7 @@ _TEXTS_MAX: Final = 1024
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _names(scope: Scope, recipe: str) -> bytes:
-    """A format that a claim's names fill in; the id, the key's hash and the fingerprint are left out."""
+    """Make the format of a claim's names, with places for the id, the key's hash and the fingerprint."""
     framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
     return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
 

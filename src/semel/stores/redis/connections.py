@@ -58,7 +58,7 @@ class RedisServer:
         return Cluster(self.nodes) if self.cluster else Single(self.nodes[0])
 
     def settings(self, node: Node) -> dict[str, Any]:
-        """The options of a redis-py connection. RESP2, so that replies look the same on every server."""
+        """Return the options of a redis-py connection. RESP2, so that replies look the same on every server."""
         place = {"host": node.host, "port": node.port} if node.port else {"path": node.host}
         options = self.options
         if self.service and node in self.nodes:  # a Sentinel has no databases, and its own users

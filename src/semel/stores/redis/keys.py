@@ -47,32 +47,32 @@ class Keys:
         return self.markers[id[0] % TAGS] + name
 
     def record(self, id: bytes) -> bytes:
-        """The record itself."""
+        """Return the key of the record itself."""
         return self.records[id[0] % TAGS] + id.hex().encode()
 
     def each_record(self, ids: Iterable[bytes]) -> list[bytes]:
-        """The records of these ids, in their order."""
+        """Return the keys of the records of these ids, in order."""
         records = self.records
         return [records[id[0] % TAGS] + hexlify(id) for id in ids]
 
     def operation(self, id: bytes, operation: bytes) -> bytes:
-        """The operation's key, which names the record. ``operation`` in hexadecimal."""
+        """Return the operation's key, which names the record. ``operation`` in hexadecimal."""
         return b"%so:%s" % (self.tag(id), operation)
 
     def all(self, id: bytes) -> bytes:
-        """The tag's records by place."""
+        """Return the key of the tag's records, by place."""
         return self.tag(id) + b"all"
 
     def open(self, id: bytes) -> bytes:
-        """The tag's records that are open or UNKNOWN, by place."""
+        """Return the key of the tag's open or UNKNOWN records, by place."""
         return self.tag(id) + b"open"
 
     def due(self, id: bytes) -> bytes:
-        """The tag's records that a reaper will have to mark UNKNOWN, by when."""
+        """Return the key of the tag's records that a reaper must mark UNKNOWN, by due time."""
         return self.tag(id) + b"due"
 
     def audit(self, id: bytes) -> bytes:
-        """The tag's audit trail."""
+        """Return the key of the tag's audit trail."""
         return self.tag(id) + b"audit"
 
 
@@ -86,7 +86,7 @@ def marker_name(store_id: str) -> bytes:
 
 
 def newer_first(place: int, tag: int) -> int:
-    """A record's place among those of all tags: larger is newer.
+    """Return a record's place among those of all tags: larger is newer.
 
     >>> newer_first(8, 0) > newer_first(7, 63) > newer_first(7, 62)
     True
@@ -95,7 +95,7 @@ def newer_first(place: int, tag: int) -> int:
 
 
 def below(cursor: int | None, tag: int) -> bytes:
-    """The last place of a tag before a cursor of :func:`newer_first`, in the form of a sorted set.
+    """Return the last place of a tag before a cursor of :func:`newer_first`, in the form of a sorted set.
 
     >>> below(newer_first(7, 3), tag=2), below(newer_first(7, 3), tag=3), below(None, tag=0)
     (b'7', b'6', b'+inf')

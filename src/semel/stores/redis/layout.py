@@ -170,7 +170,7 @@ def record_prefix(row: Record) -> bytes:
 
 
 def small_bytes(data: bytes) -> int:
-    """The number of bytes of a record's string that a list must read; 0 where that is unknown."""
+    """Read how many bytes of a record's string a list must read; 0 where that is unknown."""
     claimed, small = _field(data, "claimed"), _field(data, "small")
     return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
 

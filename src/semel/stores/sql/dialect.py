@@ -56,7 +56,7 @@ class Dialect(Protocol):
         """``sqlite``, ``postgres`` or ``mariadb``."""
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        """The named statements of a noun, from ``<noun>.sql`` and ``<database>_<noun>.sql`` in its room."""
+        """Read the named statements of a noun, from ``<noun>.sql`` and ``<database>_<noun>.sql`` in its room."""
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         """Read the rows of a statement."""

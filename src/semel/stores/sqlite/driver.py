@@ -149,7 +149,7 @@ class SqliteDriver:
         self.release_gate()
 
     def begin_process(self) -> None:
-        """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
+        """Start without connections in a forked child, and close none (sqlite.org/howtocorrupt.html §2.6)."""
         self._inherited += [self._readers, self._writer, self._queue]
         self._reset()
 
@@ -266,7 +266,7 @@ class SqliteDriver:
     # --- the gate ---------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """On the event loop: commit the tick's group here if that is quick, else leave it to the thread."""
+        """Commit the tick's group on the event loop if that is quick, or leave it to the thread."""
         self._ticking = None
         if not self._queue:
             return

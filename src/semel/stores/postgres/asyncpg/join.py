@@ -77,7 +77,7 @@ class AsyncpgLine:
         self.session.add_query_logger(self._savepoints.hear)  # asyncpg calls it before the next statement is answered
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
         try:
             return [tuple(row) for row in await self.target.fetch(text, *values)]
         except _ERRORS as error:
