@@ -85,7 +85,7 @@ def rights(held: Set[str], *, has_role: bool) -> DoctorFinding:
     if not lacking:
         return DoctorFinding("grants", "ok", "this user may do all that the store needs")
     if has_role:
-        return DoctorFinding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not looked into")
+        return DoctorFinding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not checked")
     remedy = f"GRANT {', '.join(lacking)} ON this database's semel tables to this user"
     return DoctorFinding("grants", "warning", f"this user lacks {', '.join(lacking)} on semel_record", remedy)
 

@@ -114,7 +114,7 @@ def store_error(error: MariadbRefused) -> StoreError | SchemaError:
         )
     remedy = _REMEDIES.get(error.code, "run: semel doctor")
     if error.code == 1142 and error.text.startswith(_MIGRATING):
-        remedy = "who migrates needs more than the service does: GRANT CREATE, ALTER, INDEX on the database"
+        remedy = "the user who migrates needs more rights than the service: GRANT CREATE, ALTER, INDEX on the database"
     refusal = StoreReadOnly if error.code in _READ_ONLY else StatementRefused
     return refusal(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 

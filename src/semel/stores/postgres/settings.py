@@ -53,7 +53,7 @@ def judge(settings: Mapping[str, str]) -> Iterator[Observed]:
 
 def _durability(settings: Mapping[str, str]) -> Observed:
     if settings.get("synchronous_commit") == "off":
-        detail = "synchronous_commit is off: when the server crashes, it has forgotten the last commits it acknowledged"
+        detail = "synchronous_commit is off: a server crash loses the last acknowledged commits"
         return Observed("durability", "forgets", detail, "set synchronous_commit = on for this role or database")
     if settings.get("fsync") == "off":
         detail = "fsync is off: a power failure may lose or damage everything"
@@ -72,7 +72,7 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
         yield Observed("standbys", "ok", f"each commit waits for its standbys: {names}")
     elif settings.get("replicas", "0") != "0":
         yield Observed(
-            "standbys", "warning", "the standbys are asynchronous: a failover forgets what had not reached them yet",
+            "standbys", "warning", "the standbys are asynchronous: a failover loses commits not yet on them",
             "set synchronous_standby_names where a failover must not run a command twice",
         )  # fmt: skip
 

@@ -34,7 +34,7 @@ _TELLING: Final = (
     ("unknown command", "Semel needs Redis 7.0, Valkey 7.2 or newer, with scripts: upgrade the server, or allow them"),
     ("command not allowed when used memory", _REMEDIES["OOM"]),
     ("max number of clients", "raise the server's maxclients, or lower the URL's connections_max"),
-    ("DB index is out of range", "the URL's path names a database that the server has not got"),
+    ("DB index is out of range", "the URL's path names a database that the server does not have"),
 )
 
 

@@ -113,7 +113,7 @@ def _replicas(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed
         yield Observed(
             "replicas",
             "warning",
-            "a failover to a replica forgets what had not reached it yet",
+            "a failover to a replica loses writes that have not reached it yet",
             "add ?wait_replicas=1 to the URL; it narrows the gap and does not close it",
         )
     elif connected:

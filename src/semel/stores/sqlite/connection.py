@@ -102,7 +102,7 @@ def _explain_path(file: Path) -> str:
     if not folder.exists():
         return f"its folder {str(folder)!r} does not exist; make it, or correct the path"
     if not folder.is_dir():
-        return f"{str(folder)!r} is no folder; correct the path"
+        return f"{str(folder)!r} is not a folder; correct the path"
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
         return "this user may not read and write it; give it to the user that the process runs as"
     if not os.access(folder, os.W_OK | os.X_OK):
