@@ -1,4 +1,4 @@
-"""The operations' part in a command's life: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
+"""The flows of operations through a command's life: claim, end of an ATOMIC unit, lapse, resolution, purge.
 
 Every write of an operation's row is in one commit with the record's; see ``operations/tracking``.
 """
@@ -45,7 +45,7 @@ def is_kept_by(store: Store) -> bool:
 def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
     """Claim a command whose operation is kept, in the record's terms: both in one commit.
 
-    Another command that has its business reference is what it meets.
+    If another command holds its business reference, returns the verdict about that one.
     """
     keeping = TrackingStore(store)
     try:
@@ -59,7 +59,7 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
 
 
 def claim_one(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    """Claim a command outside any unit, in the record's terms, with the row that is kept beside its record."""
+    """Claim a command outside any unit, in the record's terms, with the row kept beside its record."""
     if claim.kept is not None:
         verdict = yield from claim_kept(store, claim, under)
     else:
@@ -75,7 +75,7 @@ def check_kept(store: Store, policy: Policy) -> None:
 
 
 def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) -> Flow[tuple[Verdict, AnyUnit | None]]:
-    """As ``atomic.claim_unit``; the operation is written in the unit, where one is kept."""
+    """Claim as ``atomic.claim_unit`` does, and write the operation in the unit, if one is kept."""
     try:
         return (yield from atomic.claim_unit(store_for(store, claim), claim, under, begin))
     except Held as held:
@@ -93,18 +93,18 @@ def settle_unit(
     settlement: Settlement,
     under: Under | None = None,
 ) -> Flow[Settling]:
-    """As ``atomic.settle_unit``; the operation is settled in the same commit, where one is kept."""
+    """Settle as ``atomic.settle_unit`` does, and the operation in the same commit, if one is kept."""
     try:
         if isinstance(outcome, Succeeded):
             yield from conclude_inside(store, unit, claim, grant, settlement)
     except StoreError:
         yield from ask(Rollback(unit))
-        if (yield from atomic.is_visible(store, grant)):  # it failed because the transaction was over
+        if (yield from atomic.is_visible(store, grant)):  # the settle failed because the transaction was over
             raise (yield from atomic.note_early_commit(store_for(store, claim), grant)) from None
         raise
     try:
         return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, settlement, under))
-    except Held:  # a refusal, stored on its own, found its reference taken meanwhile
+    except Held:  # a refusal, stored separately, found its reference taken meanwhile
         return Superseded(None)
 
 
@@ -122,18 +122,18 @@ def conclude_inside(store: Store, unit: AnyUnit, claim: Claim, grant: Grant, set
 
 
 def lapse(store: Store, limit: int) -> Flow[list[Record]]:
-    """As the store's; operations whose outcome became UNKNOWN say so."""
+    """Lapse as the store does, and mark the operations whose outcome became UNKNOWN."""
     if not is_kept_by(store):
         return (yield from store.lapse(limit))
     marked = yield from store.lapse(limit)
     if marked:
-        # A commit of its own: the record is asked before the operation's row, and any settlement tells it again.
+        # A separate commit: readers ask the record before the operation's row, and any settlement updates that.
         yield from OperationRows(store).mirror([record.id for record in marked])
     return marked
 
 
 def resolve(store: Store, resolution: Resolution) -> Flow[Resolving]:
-    """As the store's; updates the operation in the same commit."""
+    """Resolve as the store does, and update the operation in the same commit."""
     if not is_kept_by(store):
         return (yield from store.resolve(resolution))
     operations = OperationRows(store)
@@ -145,7 +145,7 @@ def resolve(store: Store, resolution: Resolution) -> Flow[Resolving]:
 
 
 def purge_operations(store: Store, chunk: int = PURGE_CHUNK) -> Flow[Purged]:
-    """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
+    """Forget every expired operation, in short commits; return how many were seen and forgotten."""
     seen = forgotten = 0
     after: bytes | None = b""
     operations = OperationRows(store)
@@ -165,7 +165,7 @@ def find_operation(
     record_id: bytes | None = None,
     ref_id: bytes | None = None,
 ) -> Flow[tuple[Record | None, Operation | None]]:
-    """The state of an operation, by one of its names: its record, while there is one, and what outlives it."""
+    """Find an operation by one of its names: its record, while there is one, and the row that outlives it."""
     kept = OperationRows(store) if is_kept_by(store) else None
     record: Record | None = None
     operation: Operation | None = None
@@ -179,7 +179,7 @@ def find_operation(
     elif record_id is not None:
         [record] = yield from store.read((record_id,))
     if record is not None and operation is not None and record.operation_id != operation.operation_id:
-        record = None  # the key was used for another execution since
+        record = None  # another execution has used the key since
     if operation is None and kept is not None:
         name = operation_id if record is None else record.operation_id
         seen = None
@@ -192,7 +192,7 @@ def find_operation(
 
 
 def find_operations(store: Store, record_ids: tuple[bytes, ...]) -> Flow[list[tuple[Record | None, Operation | None]]]:
-    """As :func:`find_operation` for each of several records, which are read at once."""
+    """Find operations as :func:`find_operation` does, for several records, which are read at once."""
     kept = OperationRows(store) if is_kept_by(store) else None
     found: list[tuple[Record | None, Operation | None]] = []
     records = yield from store.read(record_ids)

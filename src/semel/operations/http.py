@@ -1,6 +1,6 @@
-"""The state of a command: the status resource, by operation id, key or business reference, for its own caller only.
+"""The status resource of commands, by operation id, key or business reference, for the own caller only.
 
-Another caller's operation is not found, exactly like one that never was. The document names states and
+Another caller's operation is not found, exactly like one that never existed. The document names states and
 times; it never contains a stored answer, a key or a fingerprint.
 """
 
@@ -132,7 +132,7 @@ class _Queries:
         return found
 
     def _answer_found(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
-        """The status of the only operation of this caller that has one of these names."""
+        """Return the status of this caller's only operation with one of these names."""
         if len(found) > 1:
             several = ", ".join(sorted({told.operation for row, kept, _ in found if (told := row or kept) is not None}))
             return self._problem(
@@ -158,7 +158,7 @@ class _Queries:
         if row is None and kept is not None and damage_of("operations", kept._asdict()) is not None:
             id = kept.operation_id
             return self._surface.problems.of_verdict(Unreadable(id if isinstance(id, bytes) else bytes(16), "corrupt"))
-        now = system_clock()  # about the store's: it is only shown, and not worth a round trip
+        now = system_clock()  # close to the store's time: it is only shown, and not worth a round trip
         headers = [_JSON, _NO_STORE]
         document = _operation_document(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:
@@ -177,8 +177,8 @@ class _Queries:
 class Operations(_Queries):
     """Answers status queries of one surface, for any web framework on an event loop.
 
-    Parameters: ``surface`` whose operations these are; ``engine`` that runs them; ``names`` of the operations
-    that a key is looked for in; ``request_of`` makes of an ASGI scope what the surface's ``caller`` function reads.
+    Parameters: ``surface`` whose operations these are; ``engine`` that runs them; ``names`` of the operations in which
+    a key is looked up; ``request_of`` turns an ASGI scope into the object that the surface's ``caller`` function reads.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class Operations(_Queries):
         self._engine = engine
 
     async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
-        """The status of one operation; the ``caller`` function reads ``request``."""
+        """Return the status of one operation; the ``caller`` function reads ``request``."""
         return await self._answer(self._query_by_id(operation_id, request), request)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
-        """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
+        """Return the status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` if several."""
         return await self._answer(self._query_by_key(query, request), request)
 
     async def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
@@ -249,7 +249,7 @@ def _is_of(told: Record | Operation, caller: Caller) -> bool:
 
 
 def _operation_document(kept: Operation) -> dict[str, Any]:
-    """An operation whose key is forgotten, as its own caller may see it."""
+    """Describe an operation whose key is forgotten, as its own caller may see it."""
     document: dict[str, Any] = {
         "operationId": uuid_text(kept.operation_id),
         "operation": kept.operation,
@@ -267,7 +267,7 @@ def _operation_document(kept: Operation) -> dict[str, Any]:
 
 
 def describe(row: Record, now: int) -> dict[str, Any]:
-    """A record as its own caller may see it."""
+    """Describe a record as its own caller may see it."""
     state = state_of(row)
     document: dict[str, Any] = {
         "operationId": uuid_text(row.operation_id),
@@ -283,7 +283,7 @@ def describe(row: Record, now: int) -> dict[str, Any]:
     if row.state == State.UNKNOWN or row.doubt is not None:
         document["doubt"] = row.doubt
     if document["running"] and names_a_step(row.doubt):
-        document["step"] = str(document.pop("doubt")).removeprefix(DOUBT)  # it is under way, and not in doubt yet
+        document["step"] = str(document.pop("doubt")).removeprefix(DOUBT)  # the step is under way, and not in doubt yet
     if row.status is not None:
         document["status"] = row.status
     if row.resource_id is not None:

@@ -1,4 +1,4 @@
-"""Names that come with the request: which texts may be a business reference, and where it or the key is found.
+"""Reads the names in a request: which texts may be a business reference, and where it or the key is found.
 
 An operation may take its key from a path parameter, a member of the JSON body or a field of a form instead of a header.
 The value is read from bytes, pairs and a media type; nothing here knows a request.
@@ -43,7 +43,7 @@ def is_reference(text: object) -> bool:
 def reference_id(
     tenant: str, operation: str, business_ref: str, secret: bytes | None = None, *, caller: str | None = None
 ) -> bytes:
-    """The name of a business reference within its tenant and operation: 16 bytes, whatever its length.
+    """Hash a business reference within its tenant and operation to 16 bytes.
 
     Parameters: ``caller`` where the reference is the caller's own (``reference_scope="caller"``).
 
@@ -120,11 +120,11 @@ class Source:
             raise ConfigurationError(f"{operation}: its path has no parameter {self.steps[0]!r}; {has}")
 
     def find(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str | None:
-        """The text that is there, a whole number's as it is written; None where there is none, or null.
+        """Find the text at this place, a whole number as it is written; None if it is missing or null.
 
         Parameters: ``media_type`` of the body, as its Content-Type says; a form is read by it.
 
-        Raises InvalidBody: the body cannot be read as JSON or as a form without doubt, or what is there is no text.
+        Raises InvalidBody: the body is not unambiguous JSON or a form, or the value is not a text.
         """
         if self.kind == "path":
             return dict(params).get(self.steps[0])
@@ -142,7 +142,7 @@ class Source:
         return value
 
     def _field(self, body: bytes, media_type: str) -> str | None:
-        from semel.http.fingerprint.multipart import form_values  # HTTP alone reads forms; a policy is made without it
+        from semel.http.fingerprint.multipart import form_values  # only HTTP reads forms; a policy is made without it
 
         values = form_values(body, media_type, self.steps[0])
         if values is None or len(values) > 1:
@@ -177,7 +177,7 @@ class Source:
 
 
 def sources(key_from: str | None, reference_from: str | None) -> tuple[Source | None, Source | None]:
-    """The places of key and reference; None if undeclared. Raises PolicyError."""
+    """Return the places of key and reference; None if undeclared. Raises PolicyError."""
     reference = None if reference_from is None else Source.of("reference_from", reference_from)
     if key_from == REFERENCE:
         if reference is None:
@@ -187,7 +187,7 @@ def sources(key_from: str | None, reference_from: str | None) -> tuple[Source | 
 
 
 def check_sources(key_from: str | None, reference_from: str | None, *, required: bool) -> None:
-    """Raise PolicyError where a policy's two options cannot be kept."""
+    """Raise PolicyError where a policy's two options exclude others."""
     sources(key_from, reference_from)
     if key_from is not None and not required:
         raise PolicyError("key_from takes every command's key from the request itself: key='optional' means nothing")
@@ -195,7 +195,7 @@ def check_sources(key_from: str | None, reference_from: str | None, *, required:
 
 def _document(body: bytes, what: str) -> object:
     try:
-        # Digits stay as they are written: Python converts no thousands of digits to an int.
+        # Digits stay text: Python refuses to convert thousands of digits to an int.
         return json.loads(body, object_pairs_hook=_members, parse_int=str)
     except (ValueError, RecursionError):  # no JSON, not UTF-8, a member twice
         raise InvalidBody(f"The {what} cannot be read: send a JSON object that names each member once.") from None

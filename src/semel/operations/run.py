@@ -17,7 +17,7 @@ from semel.operations.references import reference_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The state of one execution. ``remembered``: its key is forgotten, and this is what outlives it.
+    """The state of one execution. ``remembered``: its key is forgotten, and this is the row that outlives it.
 
     Times in microseconds by the store's clock. Compare tenant and caller before you show it to a caller.
     """
@@ -37,9 +37,9 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A business reference in its place.
+    """A business reference within its tenant and operation.
 
-    Parameters: ``caller`` whose own it is, where the operation has ``reference_scope="caller"``.
+    Parameters: ``caller`` who owns it, if the operation has ``reference_scope="caller"``.
     """
 
     tenant: str
@@ -49,7 +49,7 @@ class Reference:
 
 
 def find_execution(engine: Engine, name: str | Reference) -> Execution | None:
-    """The state of an execution; None where it was never seen, or is forgotten.
+    """Find the state of an execution; None if it was never seen, or is forgotten.
 
     Parameters: ``name`` its operation id, or a :class:`Reference`.
 
@@ -89,7 +89,7 @@ def _find(store: Store, secret: bytes | None, name: str | Reference) -> Flow[Exe
 
 
 def make_execution(record: Record | None, operation: Operation | None) -> Execution | None:
-    """An execution from its record and its long-lived row; the record has priority."""
+    """Make an execution from its record and its long-lived row; the record has priority."""
     first: Record | Operation | None = operation if record is None else record
     if first is None:
         return None

@@ -1,7 +1,7 @@
 """Operations: executions that are remembered longer than their keys, and the owners of business references.
 
-Each flow is part of a transaction that is open already: that of the claim, or of the record's settlement.
-A row repeats what its record says (``mirror`` copies it), so that it is still known when the record is forgotten.
+Each flow runs in an open transaction: that of the claim, or of the record's settlement. A row repeats its record's
+outcome (``mirror`` copies it), which so survives the record.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OperationRows:
     def hold(self, claim: Claim, grant: Grant, kept: Kept) -> Flow[bool]:
         """Write the operation of a new grant; False where another operation has its business reference.
 
-        What was written then must not be committed.
+        In that case the caller must not commit what was written.
         """
         if kept.ref_id is not None and not (yield from self._lock(kept.ref_id)):
             return False
@@ -92,7 +92,7 @@ class OperationRows:
         return mine == 1
 
     def _keep(self, values: Values, *, waits: bool) -> Flow[bool]:
-        """Whether the operation's row is there now. MariaDB answers the row itself, whose lock may not be to be had."""
+        """Write the operation's row; return whether it exists now. MariaDB returns the row, unless it is locked."""
         statement = self._sql["keep"]
         if "wait" not in statement.distinct:
             return (yield from self._dialect.write(statement, values)) == 1
@@ -101,17 +101,17 @@ class OperationRows:
         return rows is not None and rows[0][0] == values["operation_id"]
 
     def holder(self, ref_id: bytes) -> Flow[SeenOperation | None]:
-        """The open, unknown or successful operation that has this business reference."""
+        """Find the open, unknown or successful operation that has this business reference."""
         return (yield from self._one("holder", {"ref_id": ref_id}))
 
     # --- with what settles the record -------------------------------------------------------
 
     def mirror(self, records: Sequence[bytes]) -> Flow[None]:
-        """Write what these records say now to their operations."""
+        """Copy the current outcome of these records to their operations."""
         yield from self._dialect.write_all(self._sql["mirror"], [{"id": id} for id in sorted(set(records))])
 
     def with_mirror(self, settle: Ask[Any], settlement: Settlement) -> Ask[Any]:
-        """The ask that settles inside an ATOMIC unit; on MariaDB it writes the operation behind it, by one proof."""
+        """Return the ask that settles inside an ATOMIC unit; on MariaDB it also writes the operation, by one check."""
         if not isinstance(settle, Execute):
             return settle
         also = settle.also if isinstance(settle, SettleAnd) else ()
@@ -139,11 +139,11 @@ class OperationRows:
         return (yield from self._one("by_id", {"operation_id": operation_id}))
 
     def by_ref(self, ref_id: bytes) -> Flow[SeenOperation | None]:
-        """The operation that has this business reference, else the newest that had it."""
+        """Find the operation that has this business reference, or else the newest that had it."""
         return (yield from self._one("by_ref", {"ref_id": ref_id}))
 
     def by_record(self, record_id: bytes) -> Flow[SeenOperation | None]:
-        """The newest operation of a record, which may be gone."""
+        """Find the newest operation of a record, which may be gone."""
         return (yield from self._one("by_record", {"record_id": record_id}))
 
     def _one(self, name: str, values: Values) -> Flow[SeenOperation | None]:

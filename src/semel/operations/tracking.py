@@ -1,7 +1,7 @@
-"""A store whose claims and settlements keep the operation, too: both in one commit, or neither.
+"""A store whose claims and settlements also write the operation: both in one commit, or neither.
 
-What was executed is remembered in its own row (``operations/store``), for longer than the key, and a business
-reference is had by one open, unknown or successful operation at a time. Commands that declare neither never come here.
+An execution has its own row (``operations/store``), which outlives the key. Only one open, unknown or successful
+operation at a time holds a business reference. Commands that declare neither never come here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Held(SemelError):
 
 
 class TrackingStore:
-    """A store as the flows of commands use it. Every verb that is not named here is the store's own.
+    """A store for the flows of commands. Every verb that is not defined here is the store's own.
 
     Raises ConfigurationError if the store is not a SQL database.
     """
@@ -55,7 +55,7 @@ class TrackingStore:
         return getattr(self._store, verb)
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        """As the store's, one claim at a time: a claim whose reference is in use commits nothing.
+        """Claim as the store does, one at a time: a claim whose reference is in use commits nothing.
 
         Raises Held.
         """
@@ -65,7 +65,7 @@ class TrackingStore:
         return [(yield from self._keep(claim, verdict))]
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
-        """As the store's. Raises Held: then the transaction must be rolled back."""
+        """Claim as the store does. Raises Held: then the caller must roll back the transaction."""
         verdict = yield from self._store.claim_in_unit(claim)
         return (yield from self._keep(claim, verdict))
 
@@ -84,24 +84,24 @@ class TrackingStore:
             said = verdict_of(holder, record, claim)
             if said is not None:
                 raise Held(said)
-            # It was settled by code that does not know of operations: its row is updated now.
+            # Code that does not know of operations has settled it: update its row now.
             yield from self.operations.mirror((holder.operation.record_id,))
         # A transaction that has not committed is writing it.
         raise Held(InProgress(claim.operation_id, claim.terms.lease_us, own=False))
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        """As the store's; the operations say the same."""
+        """Call the store's verb, and update the operations in the same commit."""
         yield from self.operations.commit_together()
         replies = yield from self._store.settle(settlements)
         yield from self.operations.mirror([settlement.id for settlement in settlements])
         return replies
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        """As the store's; where it can, the operation is written behind it."""
+        """Settle as the store does; where it can, it also writes the operation."""
         return self.operations.with_mirror(self._store.settle_within(settlement), settlement)
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
-        """As the store's; the operations say the same."""
+        """Call the store's verb, and update the operations in the same commit."""
         yield from self.operations.commit_together()
         gone = yield from self._store.abandon(nonces)
         yield from self.operations.mirror([id for id, _ in nonces])
@@ -109,9 +109,9 @@ class TrackingStore:
 
 
 def verdict_of(holder: SeenOperation, record: Record | None, claim: Claim) -> Verdict | None:
-    """The verdict for another command with a reference that is in use; None if it is free again.
+    """Return the verdict for another command with a reference in use; None if the reference is free again.
 
-    Its record tells, while there is one. Another caller learns that it is taken, and nothing else.
+    The holder's record decides, while there is one. Another caller learns only that it is taken.
     """
     now, operation = holder
     own = record is not None and record.operation_id == operation.operation_id
@@ -149,17 +149,17 @@ def _resource(operation: Operation, record: Record | None) -> tuple[str | None, 
 
 
 def store_for(store: Store, claim: Claim) -> Store:
-    """The store as the flows of this command use it."""
+    """Return the store for the flows of this command."""
     return store if claim.kept is None else cast(Store, TrackingStore(store))
 
 
 def settling(store: Store, settlement: Settlement) -> Perform[list[Settling]]:
-    """The ask that settles a command's record, and its operation where it keeps one."""
+    """Return the ask that settles a command's record, and its operation if it keeps one."""
     if settlement.keeps:
         return Perform("settle", lambda: TrackingStore(store).settle((settlement,)))
     return PerformOne("settle", store.settle, settlement)
 
 
 def abandoning(store: Store, nonces: Sequence[tuple[bytes, bytes]], keeps: bool) -> Flow[list[bool]]:
-    """Release claims; ``keeps``: operations may hang on one of them."""
+    """Release claims; ``keeps``: operations may depend on one of them."""
     return TrackingStore(store).abandon(nonces) if keeps else store.abandon(nonces)

@@ -16,7 +16,7 @@ class Case:
     """One UNKNOWN execution.
 
     ``doubt`` says where the outcome was lost: ``step:charge`` in that step, ``lapsed`` with its holder,
-    ``error:ReadTimeout`` or ``http-504`` as the handler stated it; ``cause`` what it came from, where that says more.
+    ``error:ReadTimeout`` or ``http-504`` as the handler stated it; ``cause`` its origin, where that says more.
     """
 
     def __init__(self, record: Record, operation: Operation | None, asked: int) -> None:
@@ -37,7 +37,7 @@ class Case:
         return step_of(self.doubt)
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """The key that the handler gave to this downstream call: as :meth:`Permit.key_for`, to ask by."""
+        """Return the key that the handler gave to this downstream call, as :meth:`Permit.key_for`, to ask by."""
         return derive_key(self.record.id, self.record.generation, name, ordinal)
 
     def emit(
@@ -51,7 +51,7 @@ class Case:
         name: str | None = None,
         ordinal: int = 0,
     ) -> str:
-        """An event that the handler would have emitted, under the same id: as :meth:`Permit.emit`.
+        """Emit an event that the handler would have emitted, under the same id, as :meth:`Permit.emit`.
 
         It is written in the commit that settles the record, and only with ``SucceededWith``. Raises PolicyError.
         """

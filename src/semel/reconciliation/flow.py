@@ -15,7 +15,7 @@ from semel.stores.sql.dialect import dialect_of
 
 
 def settle_found(store: Store, resolution: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
-    """Resolve a record by compare-and-set on its fence; writes emitted events only if this settled it as a success."""
+    """Resolve a record by compare-and-set on its fence; write emitted events only if this settled it as a success."""
     reply = yield from resolve(store, resolution)
     if isinstance(reply, Resolved):
         yield from write_events(dialect_of(store, "events"), events if reply.state is State.SUCCEEDED else ())
@@ -24,7 +24,7 @@ def settle_found(store: Store, resolution: Resolution, events: Sequence[Event]) 
 
 
 def standings(store: Store, records: Sequence[Record]) -> Flow[dict[bytes, Standing]]:
-    """The reconciliation progress of each of these, by record id; empty for a store without reconciliation."""
+    """Read the reconciliation progress of these, by record id; empty for a store without reconciliation."""
     if not is_kept_by(store) or not records:
         return {}
     found = yield from Reconciliations(store).standings([record.id for record in records])

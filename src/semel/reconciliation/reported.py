@@ -48,10 +48,10 @@ def settle_reported(
 ) -> Flow[State]:
     """Settle an execution by a report, and return its state. An equal earlier settlement stays unchanged.
 
-    Parameters: ``cover`` returns what to store of a report, given the name of its operation; ``steps`` says of each
-    step that had begun whether it happened. With ``steps`` the execution ends even where none of them is in doubt.
+    Parameters: ``cover`` returns the part of a report to store, given the name of its operation; ``steps`` says of each
+    step that had begun whether it happened. With ``steps`` the execution ends even if none of them is in doubt.
 
-    Raises PolicyError for what is not a report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
+    Raises PolicyError for an invalid report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
     id = _check_report(operation_id, outcome, proof, actor)
     ends = _check_steps(outcome, steps)

@@ -24,9 +24,9 @@ from semel.steps.rules import Steps, doubtful, has_begun
 def resolve_row(
     row: Record | None, resolution: Resolution, now: int, steps: Steps | None = None
 ) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
-    """The reply to an operator's or reconciler's settlement, and the row to write.
+    """Return the reply to an operator's or reconciler's settlement, and the row to write.
 
-    Parameters: ``steps`` as ``step_findings.steps_after`` says: the list that is written with the row, if any.
+    Parameters: ``steps`` the result of ``findings.steps_after``: the list that is written with the row, if any.
     """
     if row is not None and not is_sound(row):
         return MovedOn(None), None
@@ -58,7 +58,7 @@ def resolve_row(
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
-        # Of a step the first call may still arrive: under the same derived key it is one with the next one.
+        # A step's first call may still arrive: downstream it has the next call's derived key, and is deduplicated.
         generation=row.generation + (0 if resolution.happened or of_steps else 1),
         settled_at=now,
         answer_until=answer_until,
@@ -66,7 +66,7 @@ def resolve_row(
         doubt=None,
         resource_type=resolution.resource_type or row.resource_type,
         resource_id=resolution.resource_id or row.resource_id,
-        error_code=None if resolution.refused else row.error_code,  # of a failed attempt; a refusal has its status
+        error_code=None if resolution.refused else row.error_code,  # it is a failed attempt's; a refusal has its status
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
@@ -79,7 +79,7 @@ def resolve_row(
 def may_be_settled(row: Record, resolution: Resolution) -> bool:
     """Whether an open record whose lease is over may be settled by hand.
 
-    Between its steps nothing is in doubt, and the next attempt goes on: only a finding that ends the execution counts.
+    Between its steps nothing is in doubt, and the next attempt continues; only a finding that ends it counts.
     """
     return row.state == State.PROCESSING or (
         row.state == State.CLAIMED and resolution.ends is not None and row.settled_at is None
@@ -87,10 +87,10 @@ def may_be_settled(row: Record, resolution: Resolution) -> bool:
 
 
 def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
-    """The row of an execution that continues, once it is known of one step what became of it; None: nothing has begun.
+    """Return the row of an execution that continues after a finding about one step; None: nothing has begun.
 
-    Another step in doubt keeps it UNKNOWN. Otherwise it has no holder, and the next attempt, with the key or of a
-    completer with the stored request, continues where it was. The fence moves: the former holder is superseded.
+    Another step in doubt keeps it UNKNOWN. Otherwise it has no holder, and the next attempt continues where it was: a
+    retry with the key, or a completer with the stored request. The fence moves and supersedes the former holder.
     """
     fence = next_fence(row.fence, now)
     open = doubtful(steps)
@@ -114,7 +114,7 @@ def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
 
 
 def action_of(resolution: Resolution, seen: Record) -> str:
-    """The name of a settlement in the audit trail."""
+    """Name a settlement for the audit trail."""
     action = f"resolve:{'refused' if resolution.refused else 'succeeded' if resolution.happened else 'did-not-happen'}"
     if resolution.ends is not None:
         steps = (f"{name}={'happened' if happened else 'not'}" for name, happened in resolution.ends)

@@ -1,7 +1,7 @@
 """The consequence of a reconciler's finding for an UNKNOWN record: settle now, or ask again at a given time.
 
 An early "it did not happen" proves nothing: the holder may still be running, and the other side may still have the call
-in a queue. So it counts from ``quiet_for`` after the deadline on. Pure: times in microseconds of the store's clock.
+in a queue. So it counts only from ``quiet_for`` after the deadline. Pure: times in microseconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ REASON_LENGTH_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SucceededWith:
-    """The command happened. ``answer`` is every retry's answer (None: retries only learn that it was done).
+    """The command happened. Every retry gets ``answer`` (None: retries only learn that it was done).
 
-    Parameters: ``resource`` type and id of what was made; ``reason`` how it is known, for the audit trail.
+    Parameters: ``resource`` type and id of the created resource; ``reason`` how it is known, for the audit trail.
     """
 
     answer: Answer | None
@@ -33,7 +33,7 @@ class SucceededWith:
 
 @dataclass(frozen=True, slots=True)
 class StepSucceeded:
-    """The step in doubt happened, and this is its result: what its call would have returned. The execution continues.
+    """The step in doubt happened, and its call would have returned this result. The execution continues.
 
     Parameters: ``result`` a value in JSON's own types, as the step's declared type is written; ``reason`` how it is
     known, for the audit trail.
@@ -47,7 +47,7 @@ class StepSucceeded:
 class RefusedWith:
     """The command ended without its effect, and every retry gets this answer, such as a 409 "refunded".
 
-    Parameters: ``reason`` how it is known, for the audit trail. A report alone says so (``engine.settle_by``).
+    Parameters: ``reason`` how it is known, for the audit trail. Only a report may be one (``engine.settle_by``).
     """
 
     answer: Answer
@@ -58,7 +58,7 @@ class RefusedWith:
 class DidNotHappen:
     """The other side knows nothing of it: from ``quiet_for`` on a retry may run it.
 
-    Where a step is in doubt (``case.step``), it is that step which did not happen: those that had finished stay so.
+    If a step is in doubt (``case.step``), only that step did not happen: finished steps stay finished.
     """
 
     reason: str = "the other side knows nothing of it"
@@ -76,7 +76,7 @@ Finding = SucceededWith | StepSucceeded | DidNotHappen | StillUnknown
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Ask again in ``wait_us``; ``counts`` as an attempt; ``over``: no more, an operator must find out."""
+    """Ask again in ``wait_us``; ``counts``: as an attempt; ``over``: do not ask again, an operator must find out."""
 
     wait_us: int
     reason: str
@@ -85,7 +85,7 @@ class Again:
 
 
 def quiet_until(record: Record, quiet_us: int) -> int:
-    """The earliest time to accept "it did not happen": no holder runs, and the provider has had its quiet time."""
+    """Return the earliest time to accept "it did not happen": no holder runs, and the quiet time is over."""
     return max(record.deadline_at, record.lease_until) + quiet_us
 
 
@@ -109,8 +109,8 @@ def judge(
 ) -> Resolution | Again:
     """Decide the consequence of a finding.
 
-    Parameters: ``asked`` how often it was asked before, as far as that counted; ``jitter`` between 0 and 1; ``result``
-    that of a step which succeeded, as it is recorded.
+    Parameters: ``asked`` the number of earlier asks that counted; ``jitter`` between 0 and 1; ``result`` a succeeded
+    step's result, as it is recorded.
     """
     step = step_of(record.doubt)
     match found:
@@ -136,11 +136,11 @@ def judge(
 
 
 def _early(left_us: int, reason: str) -> Again:
-    """Half of the remaining time, so that later changes are noticed without many queries."""
+    """Return half of the remaining time, so that later changes are noticed without many queries."""
     wait = min(left_us, max(left_us // 2, int(EARLY_SECONDS_MIN * 1_000_000)))
     return Again(wait, _short(reason), counts=False)
 
 
 def _short(reason: str) -> str:
-    text = str(reason)[:REASON_LENGTH_MAX]  # the other side's text may hold half a character
+    text = str(reason)[:REASON_LENGTH_MAX]  # the other side's text may contain a lone surrogate
     return text.encode("utf-8", "replace").decode() or "no reason given"

@@ -1,6 +1,6 @@
 """Reconciliations: how often reconcilers asked about an UNKNOWN record, who asks now, and whether they gave up.
 
-What a restart must not forget. None of it decides anything: that is the record's fence.
+A restart must not forget it, but it decides nothing: only the record's fence does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Standing(NamedTuple):
         return self.fence != fence or (self.gave_up_at is None and self.next_at <= self.now)
 
     def needs_operator(self, fence: int) -> bool:
-        """Whether asking has come to its end without an answer."""
+        """Whether reconcilers have stopped asking without an answer."""
         return self.fence == fence and self.gave_up_at is not None
 
 
@@ -48,7 +48,7 @@ class Reconciliations:
         self._sql = self._dialect.statements("reconciliations")
 
     def standings(self, records: Sequence[bytes]) -> Flow[dict[bytes, Standing]]:
-        """The progress for these records; omits records that were never asked about."""
+        """Read the progress of these records; omit records that were never asked about."""
         statement = self._sql["standing"]
         at_once = "record_ids" in statement.distinct
         asked: list[dict[str, Argument]] = [{"record_id": id} for id in records]
@@ -71,7 +71,7 @@ class Reconciliations:
         return (yield from self.standings((record,)))[record]
 
     def note(self, record: bytes, token: bytes, again: Again) -> Flow[bool]:
-        """Note that the outcome is still unknown. False: another reconciler has taken it since."""
+        """Note that the outcome is still unknown; return False if another reconciler has taken it since."""
         said: Values = {
             "record_id": record,
             "token": token,

@@ -1,8 +1,8 @@
-"""Reconcilers: code that finds out what became of an execution whose outcome could not be proven, and its worker.
+"""Reconcilers, which find the outcome of an execution that could not be proven, and their worker.
 
-A reconciler asks the other side and answers what it found. The worker asks with back-off and a bounded number
-of times, alone for each record, and settles by compare-and-set on the record's fence: the quicker one wins, and a
-crash between asking and writing repeats the question only. What it cannot find out needs an operator.
+A reconciler asks the other side and returns its finding. The worker asks with back-off and a bounded number of times;
+only one worker asks about a record. It settles by compare-and-set on the record's fence: the first writer wins, and a
+crash between asking and writing only repeats the question. If it finds no outcome, an operator must.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from semel.workers.turns import Turns, kind_of, seconds_to_turn
 
 PAGE: Final = 100
 LOOKS_PER_SWEEP: Final = 20
-LEASE_MARGIN_SECONDS: Final = 10.0  # a worker that has asked must still have time to write what it heard
+LEASE_MARGIN_SECONDS: Final = 10.0  # a worker that has asked must still have time to write the answer
 SPAN_SECONDS_MAX: Final = 30 * 86_400.0
 
 Asks = Callable[[Case], Finding | Awaitable[Finding]]
@@ -48,7 +48,7 @@ class Reconciler:
     asks_max: int
 
     def __call__(self, case: Case) -> Finding | Awaitable[Finding]:
-        """Ask, as the function that was declared."""
+        """Ask by calling the declared function."""
         return self.ask(case)
 
 
@@ -58,7 +58,7 @@ def reconciler(
     """Declare a function, sync or async, as the reconciler of an operation.
 
     Parameters: ``operation`` its name; ``quiet_for`` seconds after the handler's deadline from which "it did not
-    happen" is believed: longer than the other side may keep a call in its queues; ``timeout_seconds`` for one question
+    happen" counts: longer than the other side may keep a call in its queues; ``timeout_seconds`` for one question
     (a sync function must enforce it itself); ``asks_max`` how often it is asked before an operator must (12 take about
     three hours).
 
@@ -102,7 +102,7 @@ class Reconciling(Loop):
     """Runs reconcilers on an engine's store. ``async with Reconciling(engine, [...]):`` runs it meanwhile.
 
     Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds of all processes that have
-    the same reconcilers; ``at_once`` how many questions may be out together.
+    the same reconcilers; ``at_once`` the most questions under way at a time.
 
     Raises ConfigurationError: two reconcilers for one operation, or a store that is not a SQL database; PolicyError.
 
@@ -146,7 +146,7 @@ class Reconciling(Loop):
         self._one_trouble = Trouble("a reconciliation")
 
     async def run_once(self) -> Round:
-        """Ask about every UNKNOWN execution that is due, once. Raises StoreError: the rest is met by the next round."""
+        """Ask once about every due UNKNOWN execution. Raises StoreError: the next round asks the rest."""
         done = Round()
         for each in self._reconcilers.values():
             before: int | None = None
@@ -215,7 +215,7 @@ class Reconciling(Loop):
         except Exception as error:
             if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
                 raise
-            # Such as a name that is half a character: one finding must not end the worker of all the others.
+            # Such as a name with a lone surrogate: one finding must not end the worker of all the others.
             unwritten = StillUnknown(f"the finding could not be written: {type(error).__name__}")
             await self._write(judged(unwritten), case, token, done)
 
@@ -250,7 +250,7 @@ class Reconciling(Loop):
             if turn.unknown or self._looks % LOOKS_PER_SWEEP == 0:
                 done = await self.run_once()
         self._goes_on = done.asked > 0
-        if not self._goes_on:  # else this process continues at its own pace, and others join it at their turns
+        if not self._goes_on:  # else this process continues at its own pace, and others join at their turns
             self._rest = seconds_to_turn(turn)
 
 
@@ -276,7 +276,7 @@ async def _ask(each: Reconciler, case: Case) -> Finding:
 
 
 def to_recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
-    """A finding, and the result of a step as it is recorded; still unknown where there is no such step or form."""
+    """Return a finding with a step's result as recorded; still unknown if there is no such step or form."""
     if not isinstance(found, StepSucceeded):
         return found, None
     if case.step is None:

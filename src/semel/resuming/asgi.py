@@ -1,8 +1,7 @@
 """Run a stored request through an ASGI application again, without its client, as a completer's handler.
 
-Of the request's headers only those that say what the body is and where it was sent are kept, never a credential. So
-the application that is called here is the one *inside* the authentication; who the caller is, the permit's command
-says.
+Only the headers that describe the body and the address are kept, never a credential. So the application that is called
+here is the one *inside* the authentication; the permit's command names the caller.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _REACHED: Final = Answer(204, (), b"")
 class ResumedCall(RouteCall):
     """The permit for an endpoint that claims for itself, in place of its capture.
 
-    Parameters: ``take`` is given the application's answer, from the place where a request's own answer is captured:
-    what middleware further outside makes of it is made of each replay anew.
+    Parameters: ``take`` receives the application's answer where a request's answer is captured: middleware further
+    outside processes each replay anew.
     """
 
     __slots__ = ("inside", "reached", "take")
@@ -45,7 +44,7 @@ class ResumedCall(RouteCall):
         self.inside = False  # whether the request came to a capture
 
     def send_inside(self, send: Send) -> Send:
-        """A send that takes the answer where the capture is."""
+        """Wrap a send so that it takes the answer where the capture is."""
         if self.inside:
             return send
         self.inside = True
@@ -64,17 +63,17 @@ class ResumedCall(RouteCall):
         return _REACHED if self._permit is None else self._permit
 
     async def outlive_client(self) -> None:
-        """There is no client: the application never learns that one has gone."""
+        """Wait for ever: there is no client that could disconnect."""
         await asyncio.Event().wait()
 
     @property
     def own_status(self) -> int | None:
-        """The status of the exception, where it is an answer itself."""
+        """Return the status of the exception, if it is an answer itself."""
         return self._endpoint_error_status
 
     @property
     def failure(self) -> BaseException | None:
-        """The endpoint's exception, however the framework answered it."""
+        """Return the endpoint's exception, however the framework answered it."""
         return self._endpoint_error
 
 
@@ -82,10 +81,9 @@ class ResumedApp:
     """The handler of a completer that runs a kept request through an application.
 
     Parameters: ``app`` an ASGI application whose operations are declared at the middleware or at their endpoints;
-    ``route`` of the operation; ``state`` the application's lifespan state, which each run gets a shallow copy of, as
-    each request does from its server: what the lifespan has yielded, or a function that returns it once it is known;
-    ``claims`` whether the endpoint claims for itself: what answers in its place is then no answer of the operation.
-    False where ``app`` is inside a middleware.
+    ``route`` of the operation; ``state`` the application's lifespan state, or a function that returns it once it is
+    known: each run gets a shallow copy, as each request does from its server; ``claims`` whether the endpoint claims
+    for itself: an answer from elsewhere is then none of the operation's. False if ``app`` is inside a middleware.
     """
 
     def __init__(
@@ -102,9 +100,9 @@ class ResumedApp:
         self._claims = claims
 
     async def check(self, command: Command, request: bytes) -> None:
-        """Whether the endpoint is reached by this request, asked before anything is claimed: no endpoint runs.
+        """Check before the claim that this request reaches the endpoint; no endpoint runs.
 
-        Raises NotReached: the execution is left as it is, and has lost no attempt.
+        Raises NotReached: the execution stays as it is, and loses no attempt.
         """
         if not self._claims:
             return
@@ -125,7 +123,7 @@ class ResumedApp:
         await self._call(unpack(request), call, permit)
         failure = call.failure
         if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
-            raise failure  # what it proves is stronger than what the framework made of it
+            raise failure  # the exception proves more than the framework's answer to it
         if self._claims and not call.reached:
             raise self._not_reached(f"was answered with {capture.status}")
         if (
@@ -133,7 +131,7 @@ class ResumedApp:
             and capture.status < 400
             and getattr(failure, "status_code", call.own_status) != capture.status
         ):
-            raise failure  # a page that was made of an exception is not proof of success
+            raise failure  # an error page is no proof of success
         if not capture.complete:
             raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         return capture.to_store()
@@ -203,7 +201,7 @@ def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state:
 def completer_of(
     surface: HttpSettings, engine: AsyncEngine, app: App, state: Callable[[], Mapping[str, Any] | None] | None = None
 ) -> Completer | None:
-    """A completer of the surface's resumable operations; None where there are none.
+    """Make a completer of the surface's resumable operations; None if there are none.
 
     Parameters: ``app`` the application *inside* the middleware; ``state`` as :class:`ResumedApp`.
     """
@@ -218,7 +216,7 @@ def completer_for(
     *,
     claims: bool = True,
 ) -> Completer | None:
-    """A completer of the resumable ones among these operations; None where there are none."""
+    """Make a completer of the resumable ones among these operations; None if there are none."""
     resumable = [route for route in routes if route.policy.resumable]
     if not resumable:
         return None

@@ -1,6 +1,6 @@
-"""Functions that end without their caller: their arguments as the request that is kept, and who continues with them.
+"""Resumable functions: their arguments are kept as the request, from which a completer continues.
 
-The arguments are written by their annotations, as results are by theirs. Nothing is ever pickled.
+Annotations decide how arguments and results are written. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REMEDY: Final = (
 class KeptArguments:
     """Stores the arguments of one function for a run without its caller.
 
-    Parameters: ``names`` of the parameters that are kept; ``receiver`` of a method, which is not.
+    Parameters: ``names`` of the kept parameters; ``receiver`` of a method, which is not kept.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KeptArguments:
         self._shaped: dict[str, Shape] | None = None
 
     def shape_early(self) -> None:
-        """Refuse an annotation without a form when the function is declared; one that comes later waits for a call."""
+        """Refuse an annotation without a form at the declaration; one that cannot be resolved yet waits for a call."""
         try:
             self._all_shapes()
         except ConfigurationError as error:
@@ -51,7 +51,7 @@ class KeptArguments:
                 raise
 
     def pack(self, arguments: Mapping[str, Any]) -> bytes:
-        """The arguments as the request that is kept.
+        """Pack the arguments as the request that is kept.
 
         Raises ConfigurationError, naming the argument that has no form, and RequestTooLarge.
         """
@@ -87,7 +87,7 @@ class KeptArguments:
         )
 
     def unpack(self, request: bytes, receivers: tuple[Any, ...]) -> dict[str, Any]:
-        """The arguments of a run without the caller. Raises ConfigurationError where they no longer fit."""
+        """Unpack the arguments of a run without the caller. Raises ConfigurationError where they no longer fit."""
         try:
             kept = json.loads(request)["arguments"]
             arguments = dict(self._read(kept))
@@ -134,7 +134,7 @@ class KeptArguments:
 
 
 def find_kept(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The stored parameters: all that count, and excluded ones without a default."""
+    """Find the stored parameters: all that count, and excluded ones without a default."""
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters
     return tuple(name for name in names if name in counted or parameters[name].default is empty)

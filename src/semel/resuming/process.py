@@ -45,7 +45,7 @@ class Completing:
 
     @property
     def operations(self) -> list[str]:
-        """The names of all operations that they bring to their end."""
+        """The names of all operations that they complete."""
         return sorted(name for each in self.completers for name in each.operations)
 
     @property
@@ -79,9 +79,9 @@ def load_application(spec: str) -> Any:
 
 @asynccontextmanager
 async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
-    """The completers of an application, its lifespan begun and its engines open.
+    """Run an application's lifespan, open its engines, and yield its completers.
 
-    Raises UsageFailed, saying what is wrong with ``--complete``, and what opening an engine raises.
+    Raises UsageFailed, which names the mistake in ``--complete``, and the errors of opening an engine.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -111,7 +111,7 @@ async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
 
 
 def _may_be_asgi(app: Any) -> bool:
-    """Whether an object can be called as an ASGI application is; what its call returns is not known yet."""
+    """Whether an object can be called as an ASGI application is; its call's result is not known yet."""
     try:
         inspect.signature(app).bind({}, None, None)
     except TypeError:
@@ -171,7 +171,7 @@ def _of_asgi(app: Any, state: Callable[[], dict[str, Any]]) -> Iterator[Complete
 
 
 def _endpoints(app: Any) -> Iterator[tuple[Any, list[Route]]]:
-    """The operations that are declared at an application's endpoints, by their engines."""
+    """Return the operations declared at an application's endpoints, by their engines."""
     declared: dict[int, list[CheckedOperation]] = {}
     for each in discover(app).operations:
         if each.way == "endpoint" and each.bulk is None:
@@ -195,7 +195,7 @@ def _surface(operation: CheckedOperation) -> HttpSettings:
 
 @asynccontextmanager
 async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
-    """Run the application's lifespan meanwhile; its state. An application without one is none the worse for it."""
+    """Run the application's lifespan meanwhile, and yield its state; an application needs no lifespan."""
     state: dict[str, Any] = {}
     told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -221,7 +221,7 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]]) -> dict[str, Any] | None:
-    """The application's next message; None if it ends without one."""
+    """Return the application's next message; None if it ends without one."""
     message = asyncio.ensure_future(said.get())
     both: set[asyncio.Future[Any]] = {task, message}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

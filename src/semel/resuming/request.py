@@ -13,8 +13,8 @@ from semel.http.settings import HttpSettings
 if TYPE_CHECKING:
     from semel.policy import Command
 
-# What says what the body is, and where the client asked: without its host and scheme an application answers with a
-# redirect or a 400 of its own, which would be taken for the command's. Never a credential.
+# The headers that describe the body and the address: without its host and scheme an application answers with its own
+# redirect or 400, which would pass for the command's answer. Never a credential.
 HEADERS_KEPT: Final = frozenset(
     {
         *(b"content-type", b"content-encoding", b"content-language", b"accept", b"accept-language"),
@@ -22,14 +22,14 @@ HEADERS_KEPT: Final = frozenset(
     }
 )
 RESUMED: Final = "semel.resumed"
-"""In the scope or environ of a run without its client: of no other request, even where ``semel.permit`` is there."""
+"""Set in the scope or environ of a run without its client, and of no other request, even with ``semel.permit``."""
 _CALL_KEY: Final = "semel.call"  # in the scope of an application whose endpoints claim for themselves
 
 
 class KeptRequest(NamedTuple):
-    """A request as it was kept.
+    """A kept request.
 
-    ``root``: where the application that is called again was mounted; ``scheme``: of the URL that was asked for.
+    ``root``: where the called application was mounted; ``scheme``: of the requested URL.
     """
 
     method: str
@@ -42,7 +42,7 @@ class KeptRequest(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """Replaces the permit while an application is asked whether it would reach the endpoint."""
+    """Replaces the permit while a check finds out whether a request would reach the endpoint."""
 
     command: Command
 
@@ -52,7 +52,7 @@ class NotReached(SemelError):
 
     @classmethod
     def describe(cls, name: str, what: str, where: str) -> Self:
-        """What happened before the endpoint of an operation, and what to change. ``where``: scope or environ."""
+        """Describe what happened before an operation's endpoint, and what to change. ``where``: scope or environ."""
         return cls(
             f"a request without its client {what} before the endpoint of the operation {name!r} was reached: let "
             f"requests whose {where} has 'semel.resumed' pass what authenticates"
@@ -60,7 +60,7 @@ class NotReached(SemelError):
 
 
 def pack_head(method: str, request: Mapping[str, Any], query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A request's head as it is kept before its body. ``request``: the ASGI scope, the WSGI environ, or Django's."""
+    """Pack a request's head, kept before its body. ``request``: the ASGI scope, the WSGI environ, or Django's."""
     request = getattr(request, "META", request)
     path, root = _place(request)
     kept = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers if name in HEADERS_KEPT]
@@ -74,13 +74,13 @@ def _place(request: Mapping[str, Any]) -> tuple[str, str]:
     if "path" not in request:
         return request.get("PATH_INFO", "/"), request.get("SCRIPT_NAME", "")
     root: str = request.get("root_path", "")
-    if _CALL_KEY in request:  # it is called again from the outside, where the mounts on the way are yet to come
+    if _CALL_KEY in request:  # the call starts outside again, before the mounts on the way
         root = request.get("app_root_path", root)
     return request["path"], root
 
 
 def unpack(request: bytes) -> KeptRequest:
-    """The request that was kept."""
+    """Unpack a kept request."""
     line, _, body = request.partition(b"\n")
     head = json.loads(line)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"])
@@ -90,7 +90,7 @@ def unpack(request: bytes) -> KeptRequest:
 
 
 def resumable_routes(surface: HttpSettings) -> list[Route]:
-    """A route for each resumable operation that is declared at a surface."""
+    """Yield a route for each resumable operation that is declared at a surface."""
     return [
         surface.route(each.name or f"{method} {each.template}", each.policy)
         for each in surface.operations

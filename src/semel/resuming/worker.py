@@ -2,7 +2,7 @@
 
 It takes over executions of operations that are declared resumable, once they have no holder, and gives their handlers
 the kept request. A takeover is a claim: several completers, and clients that retry, never run one execution
-together. Operations that are not declared so never run without their client.
+together. All other operations never run without their client.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class CompleterOptions(TypedDict, total=False):
 
 
 class Completer(Loop):
-    """Brings abandoned executions of resumable operations to their end. ``async with Completer(engine):`` runs it.
+    """Completes abandoned executions of resumable operations. ``async with Completer(engine):`` runs it.
 
     Parameters: ``engine`` an :class:`~semel.engine.async_engine.AsyncEngine`, whose handlers are async, or an
     :class:`~semel.engine.sync_engine.Engine`, whose handlers run in threads; ``every_seconds`` between two looks (at
-    most 0.75); ``rest_seconds`` before an execution is tried again that has failed here, doubled with each attempt.
+    most 0.75); ``rest_seconds`` before a retry of an execution that failed here, doubled with each attempt.
 
     An execution that has used up its policy's ``attempts_max`` becomes UNKNOWN, with the doubt ``attempts-over``.
     """
@@ -96,11 +96,11 @@ class Completer(Loop):
         self._running: dict[bytes, asyncio.Task[bool]] = {}  # by record id
         self._rests: dict[bytes, float] = {}  # until when, in monotonic seconds
         self._threads = self._new_threads()
-        self.completed = 0  # executions that came to their end here
+        self.completed = 0  # executions that were completed here
         self.failed = 0  # runs here that raised; they are tried again
 
     def _new_threads(self) -> ThreadPoolExecutor:
-        # Its own: slow handlers would occupy all threads of the loop, and nothing would be found.
+        # Its own threads: slow handlers would occupy all of the loop's, and no execution would be found.
         return ThreadPoolExecutor(self._at_once, thread_name_prefix="semel-complete")
 
     @property
@@ -111,9 +111,9 @@ class Completer(Loop):
     def register(self, operation: str, policy: Policy, handler: Handler) -> None:
         """Register how to complete an operation without its client.
 
-        Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
-        that the command was made with as ``request``, and answers as the operation's own handler does. If it has an
-        async ``check(command, request)``, that is awaited before the claim; its error is reported, and nothing runs.
+        Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` receives the permit and the
+        command's ``request`` bytes, and answers as the operation's own handler does. If it has an async
+        ``check(command, request)``, that is awaited before the claim; its error is reported, and nothing runs.
 
         Raises ConfigurationError: it is not declared resumable, or was registered before.
         """
@@ -127,9 +127,9 @@ class Completer(Loop):
         self._leave_turns()
 
     async def run_once(self) -> int:
-        """Take over abandoned executions and wait for them; returns how many came to their end here.
+        """Take over abandoned executions and wait for them; return how many were completed here.
 
-        Raises StoreError: the rest is met by the next call.
+        Raises StoreError: the next call takes over the rest.
         """
         begun = await self._begin()
         if begun:
@@ -150,7 +150,7 @@ class Completer(Loop):
             self._rest = seconds_ahead(turn)
 
     async def _leave(self) -> None:
-        if self._running:  # handlers are not cancelled: they come to their end
+        if self._running:  # handlers are not cancelled: they run to completion
             await asyncio.wait(set(self._running.values()))
         self._threads.shutdown()
         self._threads = self._new_threads()
@@ -169,7 +169,7 @@ class Completer(Loop):
             begun += self._begin_some(page, now)
             if len(page) < FIND_MAX:
                 break
-            after = page[-1].lease_until, page[-1].id  # what rests, or is not known here, keeps nothing else waiting
+            after = page[-1].lease_until, page[-1].id  # executions that rest, or are unknown here, do not delay others
         return begun
 
     def _begin_some(self, abandoned: list[Abandoned], now: float) -> list[asyncio.Task[bool]]:
@@ -213,7 +213,7 @@ class Completer(Loop):
         except (InProgressError, NothingHappened):
             return self._left_to_others(found)
         except (CommandError, StoreError, SchemaError):
-            return False  # a look after its rest meets it again
+            return False  # a look after its rest finds it again
         except Exception as error:  # noqa: BLE001 - reported to the loop: one execution does not end the completer
             self._tell_failed(found.operation, error)
             return False
@@ -224,7 +224,7 @@ class Completer(Loop):
         return True
 
     def _left_to_others(self, found: Abandoned) -> bool:
-        """Another process was faster. This is not a failure here: if it dies, the execution is taken over at once."""
+        """Leave an execution to a faster process. That is no failure: if the other dies, a takeover follows at once."""
         self._rests.pop(found.id, None)
         return False
 
@@ -288,24 +288,24 @@ class _HandlerFailed(Exception):
 
 
 def _earliest_of(turn: Turn) -> int | None:
-    """When the first execution can be taken over: one that waits, or one whose lease ends."""
+    """Return when the first execution can be taken over: one that waits, or one whose lease ends."""
     return min((at for at in (turn.abandoned, turn.earliest) if at is not None), default=None)
 
 
 def running(completer: Completer | None) -> AbstractAsyncContextManager[object]:
-    """Runs an application's own completer meanwhile, if it has one and no outside process completes for it."""
+    """Run an application's own completer meanwhile, if it has one and no other process completes for it."""
     return nullcontext() if completer is None or COMPLETED_OUTSIDE.get() else completer
 
 
 def _check_next(permit: Permit, found: Abandoned) -> None:
-    if permit.attempt != found.attempt + 1:  # it was run, and released, between the look and the claim
+    if permit.attempt != found.attempt + 1:  # another process ran and released it between the look and the claim
         raise NothingHappened("the execution has moved on")
 
 
 def _command(row: Record, kept: Operation | None, policy: Policy) -> Command:
-    """The command of a record without its client: the key is unknown, so the record identifies it.
+    """Make the command of a record without its client: the key is unknown, so the record identifies it.
 
-    Its reference is in its operation's row from the claim on; the record has it only once it was settled.
+    The operation's row has its reference from the claim on; the record has it only once it is settled.
     """
     return Command(
         scope=Scope(row.tenant, row.caller, row.operation),

@@ -1,6 +1,6 @@
 """Run a stored request through a WSGI application again, without its client, as a completer's handler.
 
-As over ASGI (``asgi_resumed``), the application that is called is the one *inside* the authentication.
+As over ASGI (``resuming.asgi``), the application that is called is the one *inside* the authentication.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ResumedApp:
     application, in a thread.
 
     Parameters: ``app`` a WSGI application; ``route`` of the operation; ``claims`` whether its view claims for itself:
-    what answers in its place is then no answer of the operation.
+    an answer from elsewhere is then none of the operation's.
     """
 
     def __init__(self, app: App, route: Route, *, claims: bool = False) -> None:
@@ -45,9 +45,9 @@ class ResumedApp:
         self._claims = claims
 
     async def check(self, command: Command, request: bytes) -> None:
-        """Whether the view is reached by this request, asked before anything is claimed: no view runs.
+        """Check before the claim that this request reaches the view; no view runs.
 
-        Raises NotReached: the execution is left as it is, and has lost no attempt.
+        Raises NotReached: the execution stays as it is, and loses no attempt.
         """
         if self._claims:
             await asyncio.to_thread(self._check, command, request)
@@ -67,13 +67,13 @@ class ResumedApp:
         taken, given = _Taken(Capture(self._route.keeping), permit), Given(permit)
         failure = self._call(unpack(request), taken, given, permit)
         if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
-            raise failure  # what it proves is stronger than what the framework made of it
+            raise failure  # the exception proves more than the framework's answer to it
         if not taken.capture.started:
             raise IncompleteAnswer("the application returned without calling start_response")
         if self._claims and not given.is_reached:
             raise self._not_reached(f"was answered with {taken.capture.status}")
         if failure is not None:
-            raise failure  # a page that was made of an exception proves nothing
+            raise failure  # an error page proves nothing
         taken.capture.end()
         if not taken.capture.complete:
             raise IncompleteAnswer(CUT)
@@ -139,7 +139,7 @@ class _Taken:
             self.capture.release()
 
     def _let_go(self) -> None:
-        """The answer is too long to be kept."""
+        """Drop the answer, which is too long to be kept."""
         self._keeps = False
         if self._permit is not None:
             self._permit.kept = False
@@ -172,7 +172,7 @@ def _environ(kept: KeptRequest, permit: Permit | Asking) -> dict[str, Any]:
 
 
 def completer_of(surface: HttpSettings, engine: Engine, app: App) -> Completer | None:
-    """A completer of the surface's resumable operations; None where there are none.
+    """Make a completer of the surface's resumable operations; None if there are none.
 
     Parameters: ``app`` the application *inside* the middleware.
     """

@@ -34,7 +34,7 @@ _FIRST: Final[dict[str, Values]] = {
 class SealedPart(NamedTuple):
     """Sealed texts that are written together: their kind, and the binding of each.
 
-    Parameters: ``put`` makes of the new texts what is written: the statement, and the row's names and contents.
+    Parameters: ``put`` turns the new texts into a write: the statement, and the row's names and contents.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class SealedPart(NamedTuple):
 
     @property
     def keys(self) -> list[str]:
-        """The names of the keys; "" for those of a sealer of the application's own."""
+        """The names of the keys; "" for the application's own sealer."""
         return [key_name(sealed) or "" for sealed, _ in self.texts]
 
 
 @dataclass(slots=True)
 class PartsResealed:
-    """The result of resealing them: rows by kind, texts by key, rows changed by others, and unreadable ones."""
+    """The result of resealing parts: rows by kind, texts by key, rows changed by others, and unreadable ones."""
 
     resealed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     keys: dict[str, int] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class PartsResealed:
 def reseal_parts(engine: Engine, sealer: Sealer, *, dry_run: bool = False) -> PartsResealed:
     """Seal data under the ring's first key if it is sealed under another one. Unsealed data does not change.
 
-    Each page is written in its own transaction, and a row only where it is still what was read: it is safe beside
-    live traffic, and may be begun again.
+    Each page is written in its own transaction, and a row only if it is unchanged since it was read: a walk is safe
+    beside live traffic, and may be repeated.
     """
     done = PartsResealed()
     if not is_kept_by(engine.store):
@@ -97,7 +97,7 @@ def _change(part: SealedPart, sealer: Sealer, done: PartsResealed) -> tuple[str,
 
 
 def newest_parts(engine: Engine, limit: int) -> Iterator[SealedPart]:
-    """The sealed heads of the newest items, of executions that may continue, and of the newest files."""
+    """Read the sealed heads of the newest items, of executions that may continue, and of the newest files."""
     if not is_kept_by(engine.store):
         return
     rows = _Rows(engine.store)
@@ -114,7 +114,7 @@ class _Rows:
         self._sql = self._dialect.statements(NOUN)
 
     def pages(self, engine: Engine, noun: str) -> Iterator[list[Row]]:
-        """Every row that may have something sealed, a page at a time."""
+        """Read every row that may have sealed data, a page at a time."""
         after, limit = dict(_FIRST[noun]), _PAGES[noun]
         while True:
             page = engine.perform("read", lambda after=after: self._page(noun, after, limit))  # type: ignore[misc]
@@ -131,12 +131,12 @@ class _Rows:
         return (yield from self._dialect.rows(self._sql[f"{noun}_page"], params))
 
     def some(self, statement: str, limit: int) -> Flow[list[Row]]:
-        """The rows of a statement that looks at the newest."""
+        """Read the rows of a statement for the newest ones."""
         params: Values = {"limit": limit, **({"first": FORM_PLACES} if statement == "files_newest" else {})}
         return (yield from self._dialect.rows(self._sql[statement], params))
 
     def put(self, changes: Sequence[tuple[str, str, Values]]) -> Flow[list[int]]:
-        """Write them in one commit: 1 for each that was still as it was read."""
+        """Write rows in one commit; return 1 for each that was unchanged since it was read."""
         yield from self._dialect.commit_together()
         written = []
         for _, statement, params in changes:
@@ -168,7 +168,7 @@ def _record(row: tuple[bytes, int, bytes | None, bytes | None]) -> Iterator[Seal
     try:
         steps = unpack_steps(stored, generation)
     except Unpackable:
-        return  # the doctor of the records names what is damaged
+        return  # the doctor of the records reports the damage
     sealed = [step for step in steps if step.result.startswith(MARK)]
     if sealed:
         listed: Values = {"id": id, "was": stored}

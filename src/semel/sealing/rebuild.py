@@ -1,6 +1,6 @@
 """Rebuild answers: call an operation's builder within its time limit, and handle its failures.
 
-The handler never runs for a replay: a builder that raises or takes too long leaves the fact that the command was done,
+The handler never runs for a replay: if a builder raises or takes too long, the client learns that the command was done,
 and where its resource is.
 """
 
@@ -47,11 +47,11 @@ class Rebuilding(NamedTuple):
 
 
 WITHHELD: Final = (Unseal, Rebuild)
-"""Verdicts whose answer is not in clear in the store: they end here, as a Replay or as why there is none."""
+"""Verdicts whose answer is not in clear in the store; here each becomes a Replay or the reason why there is none."""
 
 
 def give(core: Core, command: Command, verdict: Verdict) -> Verdict:
-    """The verdict as it leaves the engine: a sealed answer opened, one that is not stored rebuilt."""
+    """Return the verdict as it leaves the engine: open a sealed answer, rebuild one that is not stored."""
     if isinstance(verdict, Unseal):
         return _reveal(core, command, verdict)
     return rebuild(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
@@ -129,7 +129,7 @@ def _request(command: Command, verdict: Rebuild) -> Rebuilding:
 
 
 def _answer(value: Any, verdict: Rebuild) -> Answer:
-    """The builder's result under the original status, with the headers and body that a stored answer may have.
+    """Make the answer of a builder's result, with the original status and the headers that may be stored.
 
     Raises TypeError where an answer is not made of bytes.
     """

@@ -1,6 +1,6 @@
-"""Members of a JSON answer that are never stored: each one's value becomes ``null``, and every other byte stays.
+"""Redacts the members of a JSON answer that are never stored: their values become ``null``; all other bytes stay.
 
-The text is walked, not parsed and written again: numbers keep their digits, members their order and their spelling.
+The text is scanned, not parsed and written again: numbers keep their digits, members their order and spelling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORDS: Final = ("null", "true", "false")
 
 
 def check_redact(redact: object) -> tuple[str, ...]:
-    """The members to leave out, as they are declared. Raises PolicyError.
+    """Check the members to leave out, as they are declared. Raises PolicyError.
 
     >>> check_redact(["card.number"])
     ('card.number',)
@@ -36,12 +36,12 @@ def check_redact(redact: object) -> tuple[str, ...]:
 
 
 def paths_of(redact: Sequence[str]) -> tuple[Path, ...]:
-    """The declared members, each in its parts."""
+    """Split the declared members into their parts."""
     return tuple(tuple(each.split(".")) for each in redact)
 
 
 def redact(body: bytes, paths: Sequence[Path]) -> bytes | None:
-    """A JSON text with ``null`` in the place of each of these members; None where it is no JSON.
+    """Replace the value of each of these members of a JSON text by ``null``; None if it is not JSON.
 
     Parameters: ``paths`` the parts of each member's name from the top; ``*`` is every member of an object. The elements
     of an array need no part of their own.
@@ -80,7 +80,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int, paths: Sequence[Path], spans: list[tuple[int, int]], depth: int) -> int:
-    """Walk one value; where it ends. Raises ValueError and IndexError where it is none."""
+    """Walk one value, and return its end. Raises ValueError and IndexError if it is none."""
     if depth > DEPTH_MAX:
         raise ValueError("nested too deeply")
     first = text[at]

@@ -1,4 +1,4 @@
-"""Sealed answers as operators see them: which keys are in use, which are missing, and sealing them again."""
+"""Operators' tools for sealed answers: which keys are in use, which are missing, and sealing again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADD_KEY: Final = "add it after the others in the ring (SEMEL_SEAL_KEYS_FILE, and
 
 
 def key_of(answer: Answer) -> str:
-    """The name of the key that a stored answer is sealed under."""
+    """Return the name of the key that a stored answer is sealed under."""
     return key_name(answer.body) or OWN
 
 
@@ -42,9 +42,9 @@ class Resealed:
 
     looked_at: int = 0
     resealed: int = 0
-    plain: int = 0  # as they are, and not asked for
-    changed: int = 0  # by others meanwhile: the next walk meets them
-    keys: dict[str, int] = field(default_factory=dict)  # how many were found under each key
+    plain: int = 0  # left plain, because sealing them was not requested
+    changed: int = 0  # changed by others meanwhile; the next walk reads them
+    keys: dict[str, int] = field(default_factory=dict)  # number found under each key
     unreadable: int = 0
     named: list[str] = field(default_factory=list)
 
@@ -58,11 +58,11 @@ def reseal(
     dry_run: bool = False,
     tell: Callable[[Resealed], None] = lambda so_far: None,
 ) -> Resealed:
-    """Seal every stored answer under the ring's first key that is sealed under another one.
+    """Reseal every stored answer that is sealed under another key than the ring's first, under that.
 
-    What is done already is only looked at, so that a walk that was cut short is begun again.
+    Answers that are done already are only read, so an interrupted walk may simply start again.
 
-    Parameters: ``query`` which records; ``plain`` also those that are stored as they are; ``dry_run`` only count.
+    Parameters: ``query`` which records; ``plain`` seals unsealed answers too; ``dry_run`` only counts.
     """
     done = Resealed()
     for page in pages(engine, query):
@@ -125,7 +125,7 @@ def look_at_sealing(engine: Engine) -> Iterator[DoctorFinding]:
     for row in found:
         stored = answer_of(row)
         if stored is None:
-            continue  # the doctor of the records names what is damaged
+            continue  # the doctor of the records reports the damage
         keys[key_of(stored)] = keys.get(key_of(stored), 0) + 1
         if sealer is not None and (not isinstance(sealer, Sealer) or key_of(stored) in sealer.key_names):
             try:

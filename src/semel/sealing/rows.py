@@ -1,4 +1,4 @@
-"""A stored answer in another form: what becomes of its record. Pure, over the whole row, as ``core/settle.py``."""
+"""Replaces a record's stored answer by another form of it. Pure, over the whole row, as ``core/settle.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semel.core.record import answer_digest, is_sound, pack_headers
 
 
 class Reseal(NamedTuple):
-    """A stored answer in another form: sealed now, or under another key. ``seen`` is the digest of what it replaces."""
+    """A stored answer in another form: sealed now, or under another key. ``seen``: digest of the answer it replaces."""
 
     id: bytes
     seen: bytes
@@ -18,7 +18,7 @@ class Reseal(NamedTuple):
 
 
 def reseal_row(row: Record | None, change: Reseal) -> Record | None:
-    """The row with its answer in another form, or None where it is not the answer that was seen."""
+    """Return the row with its answer in another form; None if the answer is not the one that was seen."""
     if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
         return None
     block = pack_headers(change.answer.headers)

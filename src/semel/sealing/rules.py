@@ -1,8 +1,8 @@
 """The stored form of an answer with a secret: sealed, redacted, rebuilt or forgotten; and how it is read again.
 
-What is sealed differs from what is not by how it begins; who seals is a driver's matter. A sealed answer lies in the
-columns of any other: its status in clear, one header without a name that holds the name of the sealing key, and a body
-that holds the sealed headers and body. It opens for its own record, state and status alone.
+Sealed data is recognised by its first bytes; a driver does the sealing. A sealed answer uses the columns of any other:
+its status in clear, one header without a name that holds the name of the sealing key, and a body that holds the sealed
+headers and body. It opens only for its own record, state and status.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEALED_REASONS: Final = tuple(_REMEDIES)
 _ABOUT: Final = b"semel.answer.1:"
 _LENGTH: Final = Struct(">I")
 _STATUS: Final = Struct(">bi")
-# What a redact body makes untrue, or gives away: digests of a short secret can be tried out.
+# Headers that a redacted body makes wrong, or that reveal it: a short secret's digest can be brute-forced.
 _OF_THE_BODY: Final = frozenset(
     {b"content-length", b"content-digest", b"repr-digest", b"digest", b"content-md5", b"etag", b"signature"}
 )
@@ -57,7 +57,7 @@ def validate_sealer(sealer: Seals | None) -> Seals | None:
 
 
 def seal_request(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
-    """A request as it is kept. Raises PolicyError for one that would be taken for a sealed one."""
+    """Seal a request to be kept. Raises PolicyError for one that would pass for a sealed one."""
     if sealer is not None:
         return sealer.seal(request, about)
     if request.startswith(MARK):
@@ -66,9 +66,9 @@ def seal_request(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
 
 
 def open_request(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
-    """The request that was kept.
+    """Open a kept request.
 
-    Raises ConfigurationError where it was sealed and there is no sealer, and what the sealer raises.
+    Raises ConfigurationError if it was sealed and there is no sealer, and the sealer's errors.
     """
     if sealer is not None:
         return sealer.open(kept, about)
@@ -80,7 +80,7 @@ def open_request(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
 
 
 def key_name(kept: bytes) -> str | None:
-    """The name of the key that something was sealed under; None where it is not sealed, or by a sealer of your own.
+    """Return the name of the sealing key; None if the data is not sealed, or by a sealer of your own.
 
     >>> key_name(MARK + bytes([4]) + b"2026" + b"...")
     '2026'
@@ -95,7 +95,7 @@ def key_name(kept: bytes) -> str | None:
 
 
 def check_sealer(operation: str, policy: Policy, sealer: Seals | None) -> None:
-    """Raise ConfigurationError where an operation's answers are to be sealed, and nothing could."""
+    """Raise ConfigurationError if an operation's answers are to be sealed without a sealer."""
     if policy.answers == "seal" and sealer is None:
         raise ConfigurationError(
             f"{operation!r} is declared with answers='seal', and the engine has no sealer: "
@@ -104,7 +104,7 @@ def check_sealer(operation: str, policy: Policy, sealer: Seals | None) -> None:
 
 
 def seal_answer(answer: Answer, id: bytes, state: State, sealer: Seals) -> Answer:
-    """An answer as it is stored sealed: for this record in this state alone."""
+    """Seal an answer for storage, for this record in this state alone."""
     # Its own form of the headers, which stores never see: names and values in one frame, and then the body.
     frames = b"".join([_LENGTH.pack(len(part)) + part for pair in answer.headers for part in pair])
     text = _LENGTH.pack(len(answer.headers)) + frames + answer.body
@@ -113,7 +113,7 @@ def seal_answer(answer: Answer, id: bytes, state: State, sealer: Seals) -> Answe
 
 
 def about_answer(id: bytes, state: State, status: int | None) -> bytes:
-    """The binding of a sealed answer."""
+    """Return the binding of a sealed answer."""
     return _ABOUT + id + _STATUS.pack(state, -1 if status is None else status)
 
 
@@ -134,7 +134,7 @@ def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answe
 
 
 def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
-    """The replay of a sealed answer where a key opens it, otherwise Unreadable."""
+    """Return the replay of a sealed answer if a key opens it, otherwise Unreadable."""
     name = key_name(verdict.answer.body)
     if sealer is None:
         return Unreadable(verdict.operation_id, UNSEALED, key=name)
@@ -151,12 +151,12 @@ def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
 
 
 def sealed_text(seen: Unreadable) -> str:
-    """Why a sealed answer does not open here, and what to do; for one of :data:`SEALED_REASONS`."""
+    """Say why a sealed answer does not open here, and what to do; for one of :data:`SEALED_REASONS`."""
     return _REMEDIES[seen.reason].format(key=repr(seen.key))
 
 
 def cover(settlement: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
-    """A settlement with its answer as the operation wants it stored. Once for each permit: a seal is never the same.
+    """Put a settlement's answer into its stored form. Once for each permit, because each seal differs.
 
     The caller gets the answer itself.
     """
@@ -170,14 +170,14 @@ def cover(settlement: Settlement, policy: Policy, sealer: Seals | None) -> Settl
 def cover_answer(
     answer: Answer, kind: AnswerKind, id: bytes, state: State, policy: Policy, sealer: Seals | None
 ) -> tuple[Answer, AnswerKind]:
-    """The stored form of an answer, and its kind."""
+    """Return the stored form of an answer, and its kind."""
     bare = Answer(answer.status, (), b"")  # no digest of the body either: a short secret could be tried out
     if kind != AnswerKind.KEPT or policy.answers == "forget":
         return bare, AnswerKind.NOT_KEPT
     if policy.answers == "rebuild":
         if state == State.SUCCEEDED:
             return bare, AnswerKind.REBUILT
-        if sealer is None:  # a refusal has made nothing that it could be rebuilt of
+        if sealer is None:  # a refusal made no resource to rebuild it from
             return bare, AnswerKind.NOT_KEPT
     if policy.redact and answer.body:
         body = redact(answer.body, policy.redact_paths)
@@ -192,9 +192,9 @@ def cover_answer(
 
 
 def cover_resolution(resolution: Resolution, policy: Policy | None, sealer: Seals | None) -> Resolution:
-    """An operator's, a reconciler's or a webhook's settlement, its answer stored as the operation wants it.
+    """Put the answer of an operator's, a reconciler's or a webhook's settlement into its stored form.
 
-    Parameters: ``policy`` of the operation; None where it is not declared here: then everything is sealed that can be.
+    Parameters: ``policy`` of the operation; None if it is not declared here: then all that can be sealed is.
     """
     answer = resolution.answer
     if resolution.result is not None and resolution.step is not None:
@@ -217,24 +217,24 @@ def cover_resolution(resolution: Resolution, policy: Policy | None, sealer: Seal
 
 
 def about_step(id: bytes, step: str) -> bytes:
-    """The binding of a step's sealed result: its record, and its displayed name."""
+    """Return the binding of a step's sealed result: its record, and its displayed name."""
     return b"semel.step.1:" + id + step.encode()
 
 
 def about_item(operation_id: bytes, place: int) -> bytes:
-    """The binding of an item's sealed detail."""
+    """Return the binding of an item's sealed detail."""
     return b"semel.item.1:" + operation_id + place.to_bytes(8, "big")
 
 
 def seal_part(text: bytes, about: bytes, answers: str, sealer: Seals | None) -> bytes:
-    """The result of a step or the detail of an item, as it is stored: they are needed, so that none is forgotten."""
+    """Seal a step's result or an item's detail for storage; both are needed, so none is forgotten."""
     return text if answers == "keep" or sealer is None else sealer.seal(text, about)
 
 
 def open_part(kept: bytes, about: bytes, sealer: Seals | None, what: str) -> bytes:
-    """The same as it was. Raises ConfigurationError and RecordUnreadableError where it does not open.
+    """Open a step's result or an item's detail. Raises ConfigurationError and RecordUnreadableError.
 
-    Only what is marked as sealed is opened: what was stored before there was a sealer is plain.
+    Only data marked as sealed is opened: data stored before there was a sealer is plain.
     """
     if not kept.startswith(MARK):
         return kept

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 KEY_BYTES: Final = 32
 NAME_BYTES_MAX: Final = 64
-_NONCE_BYTES: Final = 12  # what GCM is made for; random, which is safe for 2**32 requests under one key
+_NONCE_BYTES: Final = 12  # GCM's own size; random nonces are safe for 2**32 requests under one key
 
 
 class Sealer:
     """Seals and opens under a ring of keys.
 
-    Parameters: ``keys`` of 32 bytes each, by a name of 1 to 64 bytes that is written beside what they have sealed; the
-    first one seals, all of them open; ``opens_plain`` lets requests go on that were kept before there was a sealer:
-    True until the last of them has ended, since a writer of the table could otherwise put his own in their place.
+    Parameters: ``keys`` of 32 bytes each, by a name of 1 to 64 bytes that is written beside the sealed data; the first
+    one seals, all of them open; ``opens_plain`` accepts requests that were kept before there was a sealer: leave it
+    True only until the last of them has ended, because a writer of the table could replace them by others.
 
     Raises ConfigurationError: no keys, a name or key of another size, or the library is missing.
 
@@ -50,7 +50,7 @@ class Sealer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, opens_plain: bool = False) -> Self:
-        """The ring of a file: a line ``NAME BASE64`` for each key, the newest first; ``#`` begins a comment.
+        """Read a ring from a file: a line ``NAME BASE64`` for each key, the newest first; ``#`` begins a comment.
 
         ``semel`` reads the file that ``SEMEL_SEAL_KEYS_FILE`` names. A key is made by ``openssl rand -base64 32``.
 
@@ -86,7 +86,7 @@ class Sealer:
         return f"Sealer({', '.join(name.decode() for name in self._keys)})"
 
     def seal(self, text: bytes, about: bytes) -> bytes:
-        """``text``, sealed so that it opens for ``about`` alone, such as its record's id."""
+        """Seal ``text`` so that it opens for ``about`` alone, such as its record's id."""
         name, nonce = self._first, os.urandom(_NONCE_BYTES)
         head = MARK + bytes([len(name)]) + name
         return head + nonce + self._keys[name].encrypt(nonce, text, head + about)
@@ -94,8 +94,8 @@ class Sealer:
     def open(self, kept: bytes, about: bytes) -> bytes:
         """Decrypt text that was sealed for ``about``.
 
-        Raises ConfigurationError where its key is not in the ring, or it was never sealed; RecordUnreadableError where
-        it was changed, or is another record's.
+        Raises ConfigurationError if its key is not in the ring, or it was never sealed; RecordUnreadableError if it was
+        changed, or is another record's.
         """
         from cryptography.exceptions import InvalidTag
 

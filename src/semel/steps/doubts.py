@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 DOUBT: Final = "step:"
-UNREADABLE: Final = "steps-unreadable"  # the list itself: it is open which steps have finished
+UNREADABLE: Final = "steps-unreadable"  # the list itself is unreadable: which steps have finished is unknown
 
 
 def names_a_step(doubt: str | None) -> bool:
-    """Whether a doubt is that of a step.
+    """Whether a doubt names a step.
 
     >>> names_a_step("step:charge"), names_a_step("lapsed"), names_a_step(None)
     (True, False, False)
@@ -18,7 +18,7 @@ def names_a_step(doubt: str | None) -> bool:
 
 
 def step_of(doubt: str | None) -> str | None:
-    """The step that a doubt names, as it is shown to people; None also of a doubt that is damaged.
+    """Return the step that a doubt names, for display; None for any other doubt, or a damaged one.
 
     >>> step_of("step:charge#1"), step_of("lapsed")
     ('charge#1', None)

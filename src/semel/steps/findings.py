@@ -1,8 +1,8 @@
 """Apply a finding about a step in doubt to the list of steps.
 
-It did not happen, or it finished with a result. Either way the execution goes on where it was: what had finished before
-stays finished, and derived keys stay the same. Only a resolution of the whole execution ends it; where nothing
-is in doubt, that resolution answers for each step that had begun.
+The step did not happen, or it finished with a result. Either way the execution continues where it was: finished steps
+stay finished, and derived keys stay the same. Only a resolution of the whole execution ends it; if nothing is in doubt,
+that resolution must cover each step that had begun.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.steps.rules import Step, Steps, Unpackable, has_begun, put, unpack_st
 
 
 def steps_after(row: Record | None, resolution: Resolution, listed: object, now: int) -> Steps | None:
-    """The list of steps after an operator's or reconciler's resolution; None if it ends the execution.
+    """Return the list of steps after an operator's or reconciler's resolution; None if it ends the execution.
 
     Parameters: ``row`` the record as it is; ``listed`` its list as it is stored; ``now`` the store's time.
 
@@ -46,12 +46,12 @@ def steps_after(row: Record | None, resolution: Resolution, listed: object, now:
             "the whole command as succeeded, with an answer that tells the client how it ended"
         ) from error
     if step_of(row.doubt) is None:
-        return steps or None  # what had not finished continues, or begins
+        return steps or None  # unfinished steps continue, or begin
     return apply_finding(steps, row.doubt, resolution.result)
 
 
 def apply_finding(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
-    """The list once it is known of the step in doubt that it did not happen, or that it finished with this result.
+    """Return the list after a finding: the step in doubt did not happen, or finished with this result.
 
     A step that is recorded as finished stays so: its own record is the better witness. Raises as ``steps_after``.
     """
@@ -66,10 +66,10 @@ def apply_finding(steps: Steps, doubt: str | None, result: bytes | None) -> Step
 
 
 def _end_steps(row: Record, resolution: Resolution, findings: dict[str, bool], listed: object) -> Steps | None:
-    """The list of an execution that ends; None: it stays as it is. Raises ResolveRefused as ``steps_after``.
+    """Return the list of an execution that ends; None: it is unchanged. Raises ResolveRefused as ``steps_after``.
 
-    "It did not happen" frees the key: that needs a list in which nothing has happened. An end with an answer is final,
-    so that no step runs again with any list.
+    "It did not happen" frees the key, and so needs a list in which no step has happened. An end with an answer is
+    final: no step runs again, whatever the list.
     """
     from semel.bulk.rules import is_bulk  # it is large, and no other resolution needs it
 
@@ -97,7 +97,7 @@ def _end_steps(row: Record, resolution: Resolution, findings: dict[str, bool], l
 
 
 def find_unfinished(steps: Steps) -> Steps:
-    """The steps that an end of the execution answers for: they had begun, and their ends are not recorded."""
+    """Find the steps that an end of the execution must cover: begun, with no recorded end."""
     return tuple(step for step in steps if has_begun(step) and not step.finished)
 
 

@@ -1,7 +1,7 @@
-"""The life of one run's steps, as flows: read the recorded ones, record a start, record an end.
+"""The flows of one run's steps: read the recorded ones, record a start, record an end.
 
-A start is one fenced write of the whole list, in which the results of the steps before it travel: a step costs one
-round trip. Nothing here makes a step's call; the shells in ``steps/run.py`` do, between two flows.
+A start is one fenced write of the whole list, which carries the results of the earlier steps: a step costs one round
+trip. Nothing here makes a step's call; the shells in ``steps/run.py`` do, between two flows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _UNSEEN: Final = (
 class StepLedger:
     """The steps known to the holder of one grant.
 
-    The performer of its flows lets only one of them write at a time; calls of steps may overlap.
+    Only one of its flows may write at a time, which their performer ensures; calls of steps may overlap.
     """
 
     def __init__(self, rows: StepRows, grant: Grant, dedup_us: int) -> None:
@@ -68,20 +68,20 @@ class StepLedger:
         self._learned = self._first
         self._steps: Steps = ()
         self._stored: Steps = ()  # the last list that the store is known to have
-        self._passed: Steps = ()  # steps of this run that did not begin, or had no effect; others leave room for them
+        self._passed: Steps = ()  # steps of this run that did not begin, or had no effect; their places are reserved
         self._asked: set[Identity] = set()
         self._running: set[Identity] = set()
-        self._repeated: set[Identity] = set()  # running steps of which an earlier call may have had its effect
+        self._repeated: set[Identity] = set()  # running steps whose earlier call may have had its effect
         self._changes = 0  # the number of changes of the list
-        self._written = 0  # the number of changes that the store has
+        self._written = 0  # the number of changes that the store has confirmed
         self._unseen = False  # a list was sent, and the store may have it now, or later
         self._committing = False  # a local step's list was sent with its writes: nothing may overwrite it
-        self.doubt: str | None = None  # the doubt for which a step was refused
+        self.doubt: str | None = None  # the doubt that made a step be refused
 
     # --- a step whose effects are elsewhere ------------------------------------------------
 
     def begin(self, want: Step) -> Flow[Finished | Step]:
-        """The recorded result of a step, or the step, whose start is recorded now: then make its call.
+        """Return a step's recorded result, or record its start and return the step: then make its call.
 
         Raises StepError, StepInDoubt, SupersededError, StoreError: its call must not be made.
         """
@@ -98,7 +98,7 @@ class StepLedger:
         try:
             held = yield from self._write(steps)
         except StoreError:
-            self._running.discard(step.identity)  # the write may have landed: the list is to be written again
+            self._running.discard(step.identity)  # the write may have landed: the list must be written again
             self._passed = put(self._passed, step)
             raise
         if not held:
@@ -108,19 +108,19 @@ class StepLedger:
         return step
 
     def _with_room_for(self, step: Step) -> Steps:
-        """The list with a place for each earlier step: the next run calls them in that order."""
+        """Return the list with a place for each earlier step: the next run calls them in that order."""
         known = {*(each.identity for each in self._steps), step.identity}
         room = (each._replace(disproved=True) for each in self._passed if each.identity not in known)
         return (*self._steps, *room)
 
     def finish(self, step: Step, result: bytes) -> None:
-        """The step's call has returned; its result travels with the next write. Raises StepError: it is too long."""
+        """Note a returned call, whose result travels with the next write. Raises StepError: it is too long."""
         self._running.discard(step.identity)
         self._steps = with_result(self._steps, step, result)
         self._changes += 1
 
     def fail(self, step: Step, *, nothing_happened: bool) -> None:
-        """The step's call has raised; ``nothing_happened``: which proves that it had no effect."""
+        """Note a call that raised; ``nothing_happened``: its exception proves that it had no effect."""
         self._running.discard(step.identity)
         if nothing_happened and step.identity not in self._repeated:
             self._asked.discard(step.identity)
@@ -131,11 +131,11 @@ class StepLedger:
     # --- a step that is local writes --------------------------------------------------------
 
     def open(self, want: Step, begin: Begin) -> Flow[Finished | tuple[Step, AnyUnit, Recorded]]:
-        """The recorded result, or the step with an open unit, in which its call writes. Raises as ``begin``."""
+        """Return the recorded result, or the step with an open unit for its call's writes. Raises as ``begin``."""
         met = yield from self._meet(want)
         if isinstance(met, Finished):
             return met
-        self._passed = put(self._passed, met.step)  # until it is committed, nothing of it is there
+        self._passed = put(self._passed, met.step)  # until it is committed, the store has nothing of it
         unit = yield from ask(begin)
         try:
             seen = yield from ask(Within(unit, "read_steps", lambda: self._rows.read(self._holder, within=True)))
@@ -144,7 +144,7 @@ class StepLedger:
                 self._asked.add(met.step.identity)
                 self._running.add(met.step.identity)
                 return met.step, unit, seen
-        except Exception:  # a unit that is never ended keeps its connection
+        except Exception:  # a unit that is never ended would keep its connection
             yield from ask(Rollback(unit))
             raise
         yield from ask(Rollback(unit))
@@ -185,7 +185,7 @@ class StepLedger:
             self._written = changes
 
     def undo(self, opened: tuple[Step, AnyUnit, Recorded]) -> Flow[None]:
-        """Undo a call that raised: nothing of it remains, and it may be called again."""
+        """Undo the writes of a call that raised; the step may be called again."""
         step, unit, _ = opened
         self._running.discard(step.identity)
         self._asked.discard(step.identity)
@@ -203,7 +203,7 @@ class StepLedger:
             seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         except StoreError:
             seen = None
-        if seen is None or seen.steps != packed:  # invisible, but a server may be at it still
+        if seen is None or seen.steps != packed:  # invisible, but a server may still be committing it
             self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
@@ -240,7 +240,7 @@ class StepLedger:
                 self.doubt = unwritten.doubt
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """The outcome of this run: see :func:`semel.steps.rules.outcome_after`."""
+        """Return the outcome of this run: see :func:`semel.steps.rules.outcome_after`."""
         return outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
 
     @property
@@ -271,7 +271,7 @@ class StepLedger:
         return met
 
     def _check_seen(self, step: Step) -> None:
-        if self._unseen:  # a late write would make a list without this step of it, and the next run would repeat it
+        if self._unseen:  # a late write would drop this step from the list, and the next run would repeat it
             raise StoreTimeout(_UNSEEN.format(step=repr(step.shown)))
 
     def _learn(self) -> Flow[None]:
@@ -295,7 +295,7 @@ class StepLedger:
         was_unseen, self._unseen = self._unseen, True
         try:
             held = yield from ask(Perform("write_steps", lambda: self._rows.write(self._holder, packed, stands)))
-        except StoreUnavailable:  # nothing of it was done
+        except StoreUnavailable:  # nothing was written
             self._unseen = was_unseen
             raise
         self._unseen = was_unseen
@@ -305,9 +305,9 @@ class StepLedger:
 
 
 def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
-    """The verdict on a claim, with a resumable command's request kept beside the record where it was granted.
+    """Return a claim's verdict; if it was granted, keep a resumable command's request beside the record.
 
-    Raises StoreTimeout where that is not certain: the claim must be given up.
+    Raises StoreTimeout if that is uncertain: the caller must give up the claim.
     """
     if not isinstance(verdict, Proceed) or claim.request is None:
         return verdict

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 from semel.core.model import Effects
 from semel.errors import PolicyError, RequestTooLarge
 
-REQUEST_BYTES_MAX: Final = 1024 * 1024  # of a resumable operation, beside its record until there is an outcome
+REQUEST_BYTES_MAX: Final = 1024 * 1024  # of a resumable operation's request, kept until there is an outcome
 
 
 class Resumed(NamedTuple):
@@ -19,7 +19,7 @@ class Resumed(NamedTuple):
 
 
 class Options(Protocol):
-    """The options of a policy that are looked at here."""
+    """The options of a policy that this module reads."""
 
     @property
     def steps(self) -> bool: ...
@@ -41,7 +41,7 @@ class Options(Protocol):
 
 
 def check_steps(policy: Options, effects: Effects) -> None:
-    """Raise PolicyError where options do not go together with steps; the message names the remedy."""
+    """Raise PolicyError where options exclude steps; the message names the remedy."""
     if policy.resumable and not policy.steps:
         raise PolicyError(
             "resumable=True needs steps=True: only a handler whose every effect is inside a step can be brought to its "

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class PermitSteps:
     """The part of a permit that is about steps."""
 
-    steps: Any = None  # those of an operation that declares them, in the form of its engine
+    steps: Any = None  # the steps of an operation that declares them, in its engine's form
 
     @overload
     def step(
@@ -42,11 +42,11 @@ class PermitSteps:
 
         Parameters:
             name: of the step, at most 100 bytes; ``ordinal`` tells steps of one name apart.
-            call: makes the effect; its result is recorded as JSON, and what is returned went through that form. Async
-                engines await what it returns.
-            repeat: whether the call may be repeated while it is open whether it took effect: it gives the downstream
-                ``permit.key_for(name, ordinal)``, which deduplicates for the policy's ``dedup_for_seconds``.
-            returns: the result's type, where the call's own annotation does not say it.
+            call: makes the effect; its result is recorded as JSON, and returned as read back from it. Async engines
+            await the call's result.
+            repeat: whether the call may be repeated while its effect is unknown: it passes ``permit.key_for(name,
+            ordinal)`` to the downstream, which deduplicates for the policy's ``dedup_for_seconds``.
+            returns: the result's type, if the call's own annotation does not name it.
 
         Raises:
             StepError: the operation declares no steps, the name was used before, or the result cannot be recorded.
@@ -63,11 +63,11 @@ class PermitSteps:
     @overload
     def local_step(self, name: str, call: Callable[[Any], T], *, ordinal: int = 0, returns: None = None) -> T: ...
     def local_step(self, name: str, call: Callable[[Any], Any], *, ordinal: int = 0, returns: Any = None) -> Any:
-        """A step that writes into the store's own database: its writes and its record are committed together.
+        """Run a step that writes into the store's own database: its writes and its record commit together.
 
-        Parameters: ``call`` is given the connection of a transaction that Semel begins and ends, as
-        ``permit.connection`` of an ATOMIC command; where the transaction met a deadlock or a serialization failure it
-        is called again, up to four times. The others as :meth:`step`.
+        Parameters: ``call`` receives the connection of a transaction that Semel begins and ends, as
+        ``permit.connection`` of an ATOMIC command; after a deadlock or a serialization failure it is called again, up
+        to four times. The others as :meth:`step`.
 
         Raises as :meth:`step`, and EarlyCommit where the call has ended the transaction itself.
         """
@@ -82,7 +82,7 @@ class PermitSteps:
         return self.steps
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of the handler means, seen with the steps that it has begun."""
+        """Return the outcome of the handler's end, given the steps that it has begun."""
         ended: Outcome = outcome if self.steps is None else self.steps.outcome(outcome)
         return ended
 
@@ -90,7 +90,7 @@ class PermitSteps:
 if TYPE_CHECKING:
 
     class AwaitedSteps(PermitSteps):
-        """The same of an async engine: there every step is awaited, whatever its call is."""
+        """The same for an async engine, where every step is awaited, whatever its call is."""
 
         @overload  # type: ignore[override]  # a plain call is awaited, too
         def step(

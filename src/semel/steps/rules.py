@@ -1,8 +1,8 @@
 """Steps: the recovery points of one execution, and how a later run may treat each.
 
-The list lies packed in the record's own row, and its holder writes it whole. A finished step gives its recorded
-result; an unfinished one is run again only where it was declared repeatable, still is, and the downstream has not had
-the time to forget its derived key. Everything else is a doubt that is named after the step.
+The record's own row holds the packed list, and its holder writes it whole. A finished step returns its recorded result.
+An unfinished one runs again only if it was declared repeatable, still is, and the downstream cannot have forgotten its
+derived key yet. Everything else is a doubt that is named after the step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Unpackable(ValueError):
 
 
 def pack_steps(generation: int, steps: Steps) -> bytes:
-    """The list as it is stored, with the generation that it belongs to and a digest over the whole."""
+    """Pack the list for storage, with the generation that it belongs to and a digest over the whole."""
     parts = [_HEAD.pack(_FORMAT, generation, len(steps))]
     for step in steps:
         name = step.name.encode()
@@ -84,7 +84,7 @@ def pack_steps(generation: int, steps: Steps) -> bytes:
 
 
 def unpack_steps(stored: object, generation: int) -> Steps:
-    """The steps of this generation; those of another one mean nothing.
+    """Unpack the steps of this generation; those of another one mean nothing.
 
     >>> charge = Step("charge", 0, started_at=1, repeatable=False, finished=True, result=b"1")
     >>> unpack_steps(pack_steps(0, (charge,)), 0) == (charge,), unpack_steps(pack_steps(0, (charge,)), 1)
@@ -126,14 +126,14 @@ def find(steps: Steps, identity: Identity) -> Step | None:
 
 
 def put(steps: Steps, step: Step) -> Steps:
-    """The list with this step as it is now, in its place."""
+    """Return the list with this step as it is now, in its place."""
     if find(steps, step.identity) is None:
         return (*steps, step)
     return tuple(step if each.identity == step.identity else each for each in steps)
 
 
 def without(steps: Steps, identity: Identity) -> Steps:
-    """The list without a step whose call proved that nothing happened; one that others follow keeps its place."""
+    """Return the list without a step that proved to have no effect; one that others follow keeps its place."""
     if steps and steps[-1].identity == identity:
         return steps[:-1]
     return tuple(step._replace(disproved=True) if step.identity == identity else step for step in steps)
@@ -157,14 +157,14 @@ def any_begun(stored: object, generation: int) -> bool:
 
 
 def doubtful(steps: Steps) -> Step | None:
-    """The first step whose effect may have happened, and which may not be repeated."""
+    """Find the first step whose effect may have happened, and which may not be repeated."""
     return next((step for step in steps if not step.finished and not step.repeatable and has_begun(step)), None)
 
 
 def standing(steps: Steps) -> tuple[State, str | None]:
-    """The state and doubt of a record with these steps.
+    """Return the state and doubt of a record with these steps.
 
-    CLAIMED lapses to "run again": all that has begun is finished or may be repeated. PROCESSING lapses to UNKNOWN.
+    CLAIMED lapses to "run again": each begun step is finished or may be repeated. PROCESSING lapses to UNKNOWN.
     """
     step = doubtful(steps)
     return (State.CLAIMED, None) if step is None else (State.PROCESSING, step.doubt)
@@ -175,14 +175,14 @@ def standing(steps: Steps) -> tuple[State, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The step was done; this is its result, as it was recorded."""
+    """The step is done, with this recorded result."""
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BeginStep:
-    """Record this start, and then make the call: for the first time, or again with the same derived key."""
+    """Record this start, then make the call: for the first time, or again with the same derived key."""
 
     step: Step
 
@@ -199,7 +199,7 @@ Met = Finished | BeginStep | DoubtfulStep
 
 
 def check_name(name: object, ordinal: object) -> None:
-    """Raise StepError where this names no step."""
+    """Raise StepError if this cannot name a step."""
     if not isinstance(name, str) or not name:
         raise StepError(f"a step needs a name, such as permit.step('charge', call); it is {name!r}")
     try:
@@ -266,7 +266,7 @@ def _why_not_again(known: Step, want: Step, dedup_us: int) -> str | None:
 
 
 def with_result(steps: Steps, step: Step, result: bytes) -> Steps:
-    """The list with this step finished. Raises StepError where the whole would be too long to be written."""
+    """Return the list with this step finished. Raises StepError if the whole would be too long."""
     ended = put(steps, step._replace(finished=True, result=result))
     total = _HEAD.size + sum(_STEP.size + len(each.name.encode()) + len(each.result) for each in ended)
     if total > STEPS_BYTES_MAX:
@@ -284,9 +284,9 @@ def with_result(steps: Steps, step: Step, result: bytes) -> Steps:
 def outcome_after(
     outcome: Outcome, recorded: Steps, asked: Collection[Identity], doubt: str | None, *, first: bool
 ) -> Outcome:
-    """The outcome of a handler whose every effect is inside a step.
+    """Return the outcome of a handler whose every effect is inside a step.
 
-    Parameters: ``outcome`` as it is for any EXTERNAL handler; ``doubt`` that a step was refused with; ``first``
+    Parameters: ``outcome`` as for any EXTERNAL handler; ``doubt`` with which a step was refused; ``first``
     whether this is the execution's first run.
     """
     if isinstance(outcome, Unprovable) and names_a_step(outcome.doubt):
@@ -294,11 +294,11 @@ def outcome_after(
     if doubt is None:
         step = doubtful(recorded)
         if step is None and not isinstance(outcome, (Released, Unprovable)):
-            # The code no longer has a step that had begun: it is open how far it came.
+            # The code no longer has a step that had begun: how far it came is unknown.
             dropped = (each for each in recorded if not each.finished and each.identity not in asked)
             step = next(filter(has_begun, dropped), None)
         elif not isinstance(outcome, (Released, Unprovable)):
-            return outcome  # the handler knows of its failed step, and has answered all the same
+            return outcome  # the handler knows of its failed step, and has answered anyway
         doubt = None if step is None else step.doubt
     match outcome:
         case Released(reason):

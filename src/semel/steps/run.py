@@ -1,6 +1,6 @@
-"""``permit.step``: a handler's effect, made once for the whole execution; in threads, and on an event loop.
+"""``permit.step``, which makes a handler's effect once for the whole execution: in threads, and on an event loop.
 
-These two classes make the calls; what is recorded before and after each of them is ``steps/flow.py``'s.
+These two classes make the calls; ``steps/flow.py`` records what comes before and after each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AS_STEP: Final = "make it a step with permit.step(..., repeat=True) whose code 
 
 
 class StepBook:
-    """The shared part of both forms: the steps of one permit."""
+    """The steps of one permit: the shared part of both forms."""
 
     def __init__(self, permit: Permit, backend: Backend, sealer: Seals | None) -> None:
         self._permit = permit
@@ -59,7 +59,7 @@ class StepBook:
         self.ledger = StepLedger(StepRows(backend.store), permit.grant, terms.dedup_us)
 
     def want(self, name: str, ordinal: int, *, repeat: bool) -> Step:
-        """The step for this call, started now. Raises StepError, SupersededError."""
+        """Make the step for this call, started now. Raises StepError, SupersededError."""
         check_name(name, ordinal)
         permit = self._permit
         if permit.settling:
@@ -74,7 +74,7 @@ class StepBook:
         return Step(name, ordinal, max(now, self._claimed_at), repeat)
 
     def check_process(self, name: str) -> None:
-        """Raise HandlerError in a process that was forked while the handler ran: what is recorded is its parent's."""
+        """Raise HandlerError in a process that was forked while the handler ran: the record is its parent's."""
         if self._permit.inherited:
             raise HandlerError(f"step {name!r} belongs to the process that this one was forked from: {FORKED}")
 
@@ -87,11 +87,11 @@ class StepBook:
         return runs < UNIT_RUNS_MAX and self._backend.conflicts(error) and self.ledger.doubt != NOT_ROLLED_BACK
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """The outcome of the handler's end."""
+        """Return the outcome of the handler's end."""
         return self.ledger.outcome(outcome)
 
     def keep(self, step: Step, value: Any, shape: Shape) -> Any:
-        """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
+        """Record and return the result of a step that has just run. Raises StepError: the step stays in doubt."""
         try:
             body, again = encode_result(step.shown, value, shape)
         except StepError:
@@ -101,15 +101,15 @@ class StepBook:
         return again
 
     def seal_result(self, step: Step, body: bytes) -> bytes:
-        """A result as the operation wants it stored."""
+        """Seal a result if the operation wants it stored sealed."""
         about = about_step(self._permit.grant.id, step.shown)
         return seal_part(body, about, self._permit.command.policy.answers, self._sealer)
 
     def read_recorded(self, step: Step, met: Finished, shape: Shape) -> Any:
-        """The result that a former run has recorded.
+        """Read the result that a former run has recorded.
 
-        Raises StepError where the code has declared another type since: running it again is no way out; and
-        RecordUnreadableError and ConfigurationError where it is sealed, and does not open.
+        Raises StepError if the code has declared another type since, because the step must not run again;
+        RecordUnreadableError and ConfigurationError if the result is sealed and does not open.
         """
         about = about_step(self._permit.grant.id, step.shown)
         body = open_part(met.result, about, self._sealer, f"the result of step {step.shown!r}")
@@ -183,7 +183,7 @@ class SyncSteps(StepBook):
                 return value
 
     def close(self, outcome: Outcome) -> None:
-        """Before the holder settles."""
+        """Close the steps before the holder settles."""
         with self._writing:
             self._performer.drive(self.ledger.close(outcome))
 
@@ -195,7 +195,7 @@ class AsyncSteps(StepBook):
         super().__init__(permit, backend, performer.sealer)
         self._performer = performer
         self._writing = asyncio.Lock()
-        # On SQLite, or in a pool of one, a start waits for a local step's transaction, which must not wait for that.
+        # On SQLite, or in a pool of one, a start waits for a local step's transaction, which must never wait for one.
         self._beginning = asyncio.Lock()
         self._inside: ContextVar[bool] = ContextVar("semel_local_step", default=False)
 
@@ -264,12 +264,12 @@ class AsyncSteps(StepBook):
             if not self._permit.inherited:
                 await self._whole(ledger.undo(met))
             raise
-        if cancelled is not None:  # it is committed, and its caller gets the cancellation
+        if cancelled is not None:  # the step is committed, and its caller gets the cancellation
             raise cancelled
         return value
 
     async def close(self, outcome: Outcome) -> None:
-        """Before the holder settles."""
+        """Close the steps before the holder settles."""
         async with self._writing:
             await self._performer.drive(self.ledger.close(outcome))
 
@@ -285,7 +285,7 @@ class AsyncSteps(StepBook):
 
 
 def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
-    """As _whole, and hand the result to the hold."""
+    """Perform a flow as _whole does, and hand the result to the hold."""
     met = yield from begun
     if not isinstance(met, Finished):
         hold.give(met)
@@ -296,9 +296,9 @@ def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
 
 
 def shape_of(name: str, call: object, returns: Any) -> Shape:
-    """The shape of a step's result: as declared, or the call's own annotation.
+    """Return the shape of a step's result: as declared, or by the call's own annotation.
 
-    Raises StepError where what is given is not a function, ConfigurationError where its type has no safe form.
+    Raises StepError if ``call`` is not a function, ConfigurationError if its type has no safe form.
     """
     if inspect.isawaitable(call):
         if inspect.iscoroutine(call):
@@ -335,7 +335,7 @@ def _return_annotation(call: Any) -> Any:
 
 
 def encode_result(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
-    """A result as it is recorded, and as every later run gets it. Raises StepError."""
+    """Encode a result as recorded, and as every later run gets it. Raises StepError."""
     try:
         kept = keep_result(value, shape)
     except Unserialisable as error:
@@ -344,5 +344,5 @@ def encode_result(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
 
 
 def encode_found(name: str, value: Any) -> bytes:
-    """The result of a step that was settled from outside, as it is recorded. Raises StepError."""
+    """Encode the result of a step that was settled from outside. Raises StepError."""
     return encode_result(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]

@@ -1,4 +1,4 @@
-"""The steps of one execution in its record's row: read and written by its holder alone, under its fence and nonce.
+"""The steps of one execution in its record's row, which only its holder reads and writes, under fence and nonce.
 
 No statement here changes a record that was granted to another attempt, was settled, or whose lease was released.
 """
@@ -19,7 +19,7 @@ FIRST: Final = (-1, b"")  # before every lease
 
 
 class Recorded(NamedTuple):
-    """A holder's own record. ``transaction`` is the one in which it was read, if it can be named."""
+    """A holder's own record. ``transaction`` is the one that read it, if it can be named."""
 
     steps: bytes | None
     transaction: str | None
@@ -44,7 +44,7 @@ class StepRows:
         self.settles_by_proof: bool = store.capabilities.settles_by_proof
 
     def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
-        """The recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
+        """Read the recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
         statement.
         """
         read = self._sql["read_steps"]
@@ -53,7 +53,7 @@ class StepRows:
         return Recorded(*cast("tuple[bytes | None, str | None]", rows[0])) if rows else None
 
     def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
-        """Replace the list, with the state and the doubt that it leaves; False for a superseded holder."""
+        """Replace the list, with the state and doubt that follow from it; False for a superseded holder."""
         return (yield from self._dialect.write(self._sql["write_steps"], _write_params(holder, steps, standing))) == 1
 
     def write_within(
@@ -64,7 +64,7 @@ class StepRows:
         return self._dialect.last_write(self._sql.get("write_steps_within", self._sql["write_steps"]), params)
 
     def keep_request(self, holder: Renewal, request: bytes) -> Flow[bool]:
-        """Keep the request beside the claim that it came with; False for a superseded holder."""
+        """Keep the request beside its claim; False for a superseded holder."""
         params: dict[str, Value] = {**holder._asdict(), "request": request}
         if "note_open" in self._sql:  # SQLite has an index of open records instead
             yield from self._dialect.commit_together()
@@ -72,7 +72,7 @@ class StepRows:
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
 
     def find_abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
-        """A page of the resumable executions that may continue and that no process holds, oldest lease first.
+        """Read a page of the resumable executions that may continue and have no holder, oldest lease first.
 
         Parameters: ``after`` the lease and the id of the last one of the page before.
         """
@@ -87,7 +87,7 @@ class StepRows:
 def decide_with_steps(
     dialect: Dialect, row: Record, claim: Claim, now: int, *, locked: bool = False
 ) -> Flow[tuple[Verdict, bytes]]:
-    """The verdict on a record that may have begun steps, and its list (empty: none), which a grant must still find.
+    """Return the verdict on a record that may have begun steps, and the list (empty: none) that a grant must find.
 
     Parameters: ``locked`` for a claim in a transaction that holds the row's lock, and may read from an older snapshot.
     """
@@ -101,13 +101,13 @@ def decide_with_steps(
 
 
 def read_stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
-    """A record's stored list, locked against other writers until this transaction ends (SQLite's has its lock)."""
+    """Read a record's list, locked against other writers until this transaction ends (SQLite holds its lock)."""
     rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps"], {"id": id})
     return rows[0][0] if rows else None
 
 
 def read_listed_steps(store: Any, id: bytes) -> Flow[Value]:
-    """A record's list as it is stored, for an operator to look at; None where the store keeps no steps."""
+    """Read a record's stored list for an operator; None if the store keeps no steps."""
     if not store.capabilities.holds_features:
         return None
     dialect = dialect_of(store, NOUN)
@@ -116,7 +116,7 @@ def read_listed_steps(store: Any, id: bytes) -> Flow[Value]:
 
 
 def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow[None]:
-    """Write a settled record's list behind the record; None: it stays as it is."""
+    """Write a settled record's list after the record; None: leave it unchanged."""
     if steps is None:
         return
     params: dict[str, Value] = {"id": record.id, "fence": record.fence, "steps": pack_steps(record.generation, steps)}

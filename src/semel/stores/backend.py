@@ -27,7 +27,7 @@ _NO_UNITS = (
 
 
 class EventListener(Protocol):
-    """Hears of events that any process has committed."""
+    """A listener for events that any process has committed."""
 
     @property
     def is_listening(self) -> bool:
@@ -47,19 +47,19 @@ class Backend:
     name: str
     store: Store
     driver: Any
-    # Claims of ids that a look of this moment has not found, where that takes less than any claim.
+    # Claims ids that a look has just not found, where that is cheaper than any claim.
     claim_unseen: Callable[[Sequence[Claim]], Flow[list[Verdict]]] | None = None
     unit: Callable[[], OwnUnit] | None = None
     unit_async: Callable[[], Awaitable[AsyncOwnUnit]] | None = None
     joins: Callable[[Any], Unit] | None = None
     joins_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
-    # As ``joins``, of a transaction begun or not, for writes that need no claim. None: ``joins`` does.
+    # Like ``joins``, for a transaction begun or not and writes that need no claim. None: use ``joins``.
     joins_to_write: Callable[[Any], Unit] | None = None
     joins_to_write_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
     # Listens for commits of events by all processes; None: the database has no notifications.
     listens: Callable[[Callable[[bool], object]], EventListener] | None = None
     file: str | None = None  # the path of the database, where it is one file of this host
-    settings: Mapping[str, str | float] = field(default_factory=dict)  # of the URL, or what they are without it
+    settings: Mapping[str, str | float] = field(default_factory=dict)  # from the URL, or their defaults
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     stopped: Callable[[BaseException], bool] = lambda error: False  # a statement's time, or its wait, was over
     url: str = field(default="", repr=False)  # with its password
@@ -72,7 +72,7 @@ class Backend:
             raise ConfigurationError(_NO_UNITS.format(name=self.name))
 
     def is_for_now(self, error: BaseException) -> bool:
-        """Whether what made an ATOMIC handler fail may be gone when the command is sent again."""
+        """Whether the cause of an ATOMIC handler's failure may be gone when the client retries."""
         return isinstance(error, TimeoutError) or self.conflicts(error) or self.stopped(error)
 
     def locate(self, error: SchemaError) -> None:
@@ -99,7 +99,7 @@ class Backend:
         return self.joins(connection)
 
     def join_to_write(self, connection: Any) -> Unit:
-        """The user's transaction, begun or not: unlike a claim, an event may come at any time in it."""
+        """Join the user's transaction, begun or not: unlike a claim, an event may come at any time in it."""
         return self.join(connection) if self.joins_to_write is None else self.joins_to_write(connection)
 
     async def join_to_write_async(self, connection: Any) -> AsyncUnit:
@@ -128,7 +128,7 @@ class UnitRuns:
 
 
 def hide_password(url: str) -> str:
-    """A store's URL as it may be printed: a password is not shown.
+    """Return a store's URL for printing, with its password hidden.
 
     >>> hide_password("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
     'postgresql://semel:***@db/shop?sslmode=require&password=***'
@@ -137,7 +137,7 @@ def hide_password(url: str) -> str:
 
 
 def quote_url(url: str) -> str:
-    """The same as an argument of a shell: an & in it would end the command, and lose the options behind it.
+    """Quote a URL as a shell argument: an & in it would end the command, and lose the options behind it.
 
     >>> quote_url("postgresql://db/shop?sslmode=require&schema=shop"), quote_url("sqlite:///semel.db")
     ("'postgresql://db/shop?sslmode=require&schema=shop'", 'sqlite:///semel.db')

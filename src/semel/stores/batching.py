@@ -1,8 +1,8 @@
-"""Many callers, one round trip: what queues up while a batch is out is the next batch.
+"""Batches the calls of many callers: those that queue up while a batch is out are the next batch.
 
-Never by a timer: a caller that is alone is sent at the end of the loop's tick. A batch that the server
-refuses, or that cannot even be written down, is taken apart, so that one bad request does not fail its
-neighbours; one that was lost is lost for all of them, and each reads back by its own nonce.
+There is no timer: a single call is sent at the end of the loop's tick. A batch that the server refuses, or that cannot
+be encoded, is split, so that one bad request does not fail its neighbours. A lost batch is lost for all its callers,
+and each reads back by its own nonce.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _OVERDUE = "the store was busy for too long, and this call was not sent; retry w
 Verb = Callable[[Sequence[Any]], Flow[list[Any]]]
 Run = Callable[[MakeFlow[list[Any]], float], Awaitable[list[Any]]]
 _Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and since when
-# What is done for each request of a batch, in C.
+# Steps for each request of a batch, done in C.
 _future_of: Final = itemgetter(1)
-_id_of: Final = itemgetter(0)  # of whatever is asked about one record: a claim, a settlement, a look
+_id_of: Final = itemgetter(0)  # of any request about one record: a claim, a settlement, a look
 _is_cancelled: Final = methodcaller("cancelled")
 _is_done: Final = methodcaller("done")
 _setter_of: Final = attrgetter("set_result")
@@ -37,10 +37,10 @@ _running_loop: Final = asyncio.get_running_loop
 class Coalescer:
     """The calls of one verb on one event loop, in batches of at most ``BATCH_MAX``, one at a time.
 
-    Parameters: ``verb`` of the store; ``run`` performs a flow that has waited for so many seconds, and is never
+    Parameters: ``verb`` of the store; ``run`` performs a flow, given the seconds that it has waited, and is never
     cancelled; ``patience_seconds`` how long a request may wait here and in ``run`` together; ``keeps`` whether a
-    request goes out although its caller has been cancelled (a settlement must, a claim must not); ``locate`` adds to
-    a SchemaError which store it is about.
+    request goes out although its caller has been cancelled (a settlement must, a claim must not); ``locate`` names the
+    store in a SchemaError.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Coalescer:
         self._task: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
-        """A future of this request's reply.
+        """Queue a request, and return the future of its reply.
 
         Raises:
             StoreUnavailable: ``QUEUE_MAX`` requests are waiting already.
@@ -75,7 +75,7 @@ class Coalescer:
         queue.append((request, future, loop.time()))
         if not self._serving:
             self._serving = True
-            # It begins at the end of this tick; at once where the loop's tasks are eager, and it may end here.
+            # The task begins at the end of this tick; with eager tasks it begins at once, and may even end here.
             self._task = loop.create_task(self._serve())
         return future
 
@@ -108,7 +108,7 @@ class Coalescer:
     async def _send(self, batch: list[_Waiting]) -> None:
         requests, futures, since = zip(*batch, strict=True)
         waited = self.loop.time() - since[0]
-        if waited >= self._patience:  # its batch was refused, and took too long to take apart
+        if waited >= self._patience:  # its batch was refused, and splitting it took too long
             for future in futures:
                 _fail(future, StoreUnavailable(_OVERDUE))
             return
@@ -156,10 +156,10 @@ class Coalescers:
         self._lane = lane
         self._locate = locate
         self._known: dict[tuple[asyncio.AbstractEventLoop, str, str], Coalescer] = {}
-        self._only: dict[str, Coalescer] = {}  # by verb, where all requests have one lane: of the loop that asked last
+        self._only: dict[str, Coalescer] = {}  # by verb, if all requests have one lane; for the loop that asked last
 
     def ask(self, name: str, verb: Verb, request: Any) -> asyncio.Future[Any]:
-        """A future of the reply to one request of a verb, in the next batch of its lane.
+        """Queue a request of a verb for the next batch of its lane; return the future of its reply.
 
         Raises StoreUnavailable: too many requests are waiting already.
         """
@@ -185,7 +185,7 @@ class Coalescers:
 
 
 def _is_of_one(error: BaseException) -> bool:
-    """Whether one request may be to blame: refused by the server, or with a value that no driver can write down."""
+    """Whether one request may be to blame: the server refused it, or no driver can encode a value of it."""
     return isinstance(error, StatementRefused) or (isinstance(error, Exception) and not isinstance(error, SemelError))
 
 

@@ -9,5 +9,5 @@ Clock = Callable[[], int]
 
 
 def system_clock() -> int:
-    """Microseconds since 1970 by the host's clock, which all processes on the host share."""
+    """Return microseconds since 1970 by the host's clock, which all processes on the host share."""
     return time.time_ns() // 1000

@@ -1,9 +1,9 @@
 """One deadline for each store call: all its waits together end in time.
 
 A call may wait in the engine's queue, for a connection of the pool, for a new connection, and then for its answer. Each
-stage gets what the stages before it have left. A statement that is sent gets a little more than that: a call that
-waited nearly to its end for its turn would otherwise send a statement whose answer it cannot wait for. It is also what
-lets the server's own time-out speak first, which says for certain that nothing was written.
+stage gets the time that the stages before it have left. A statement that is sent gets a little more: otherwise a call
+that waited for its turn nearly to the end would send a statement whose answer it cannot await. The extra time also lets
+the server's own time-out fire first, which proves that nothing was written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 MARGIN_SECONDS_MAX: Final = 1.0
-STATEMENTS: Final = 3  # that share a deadline; a call of more (a count, a list) is a walk, and each page has its own
+STATEMENTS: Final = 3  # that share a deadline; in a walk of more (a count, a list) each page has its own
 _LEAST: Final = 0.001  # client libraries take no time-out of zero
 
 
@@ -38,31 +38,31 @@ class Deadline:
         self._answers = 0
 
     def before_sending(self) -> float:
-        """Seconds that are left to get as far as a connection. After them nothing is sent any more."""
+        """Return the seconds left to get a connection; after them nothing is sent."""
         return max(_LEAST, self._ends - time.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is sent."""
+        """Whether the time to send anything is over."""
         return time.monotonic() >= self._ends
 
     def share(self, ways: int) -> Deadline:
-        """A deadline for one of several questions, so that one that stays unanswered leaves time for the others."""
+        """Make a deadline for one of several questions, so that an unanswered one leaves time for the others."""
         return self if ways == 1 else Deadline(self.before_sending() / ways)
 
     def for_answer(self) -> float:
-        """The remaining seconds for the answer to a request sent now."""
+        """Return the remaining seconds for the answer to a request sent now."""
         return max(_LEAST, self._ends + min(MARGIN_SECONDS_MAX, self._seconds / 5) - time.monotonic())
 
     def note_answer(self) -> None:
-        """The store has answered one of the call's statements: a walk through many of them goes on."""
+        """Note that the store has answered one of the call's statements, so that a walk of many goes on."""
         self._answers += 1
         if self._answers >= STATEMENTS:
             self._ends = time.monotonic() + self._seconds
 
 
 class Limit:
-    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
+    """A time limit for a task's call that was begun without one; it ends the call as asyncio.timeout does."""
 
     __slots__ = ("_before", "_is_over", "_task", "_timer")
 
@@ -79,7 +79,7 @@ class Limit:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """The error that the call ended with: TimeoutError, if only the timer has cut it."""
+        """End the limit, and return the call's error: TimeoutError if only the timer cancelled it."""
         self._timer.cancel()
         task, self._task = self._task, None  # the task keeps the error, whose frames keep this object
         if not self._is_over or task is None:
@@ -92,9 +92,9 @@ class Limit:
 
 
 async def run_within(call: Awaitable[T], seconds: float) -> T:
-    """Await a call, and cancel it after so many seconds, as ``asyncio.timeout`` does, in a third of its steps.
+    """Await a call, and cancel it after so many seconds; as ``asyncio.timeout``, in a third of its steps.
 
-    Raises TimeoutError: it was cancelled from here and from nowhere else.
+    Raises TimeoutError: this limit alone cancelled the call.
     """
     limit = Limit(asyncio.current_task(), seconds)
     try:

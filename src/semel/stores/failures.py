@@ -22,7 +22,7 @@ BROKEN_RULE: Final = (
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was made of: SQLAlchemy has a driver's error as ``orig``, Django as the cause."""
+    """Yield an error and its causes: SQLAlchemy keeps a driver's error as ``orig``, Django as the cause."""
     seen: set[int] = set()
     behind: BaseException | None = error
     while behind is not None and id(behind) not in seen:  # an error may be raised from itself
@@ -32,13 +32,13 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def still_unknown(error: StoreUnavailable, before: str = "the connection was lost") -> StoreTimeout:
-    """The error for a statement whose answer was lost, and which could not be retried. ``before``: what lost it.
+    """Make the error for a statement whose answer was lost and whose retry failed. ``before``: the first error.
 
-    "Unavailable" would say that nothing was written, and no one would release a claim that was written after all.
+    "Unavailable" would mean that nothing was written, and a claim that was written after all would not be released.
     """
     return StoreTimeout(f"{before}, and then: {error}: whether it took effect is not known yet")
 
 
 def or_still_unknown(error: BaseException, said: bool) -> BaseException:
-    """The error for a refused statement: if it was sent before (``said``), only the repetition was refused."""
+    """Make the error for a refused statement: if it was sent before (``said``), only the retry was refused."""
     return still_unknown(error) if said and isinstance(error, StoreUnavailable) else error

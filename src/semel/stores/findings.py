@@ -11,7 +11,7 @@ NAMES_SHOWN: Final = 5
 
 
 def names_text(names: Sequence[str]) -> str:
-    """The first few of many names.
+    """List the first few of many names.
 
     >>> names_text(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
@@ -21,7 +21,7 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def look_at_connections(used: int, most: int) -> DoctorFinding:
-    """The finding on a server that serves so many clients of so many that it admits.
+    """Judge how many of a server's connections are taken.
 
     >>> look_at_connections(95, 100).level
     'warning'
@@ -34,7 +34,7 @@ def look_at_connections(used: int, most: int) -> DoctorFinding:
 
 
 def size_text(size: int) -> str:
-    """A size as people say it.
+    """Write a size for people.
 
     >>> size_text(5_000), size_text(300 * 1024 * 1024)
     ('5000 B', '300 MiB')

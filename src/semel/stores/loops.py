@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Loops(Generic[V]):
-    """``make`` makes the value of a loop; ``drop`` ends that of one that is over, where nothing can be awaited."""
+    """Values by event loop. ``make`` makes a loop's value; ``drop`` ends a closed loop's without awaiting."""
 
     def __init__(self, make: Callable[[], V], drop: Callable[[V], None]) -> None:
         self._make = make
@@ -23,28 +23,28 @@ class Loops(Generic[V]):
         self._values: dict[asyncio.AbstractEventLoop, V] = {}  # strong, so that each value is dropped
 
     def here(self) -> V:
-        """The value of the running loop."""
+        """Return the value of the running loop."""
         running = asyncio.get_running_loop()
         value = self._values.get(running)
         if value is None:
             for over in [loop for loop in list(self._values) if loop.is_closed()]:
                 dropped = self._values.pop(over, None)
-                if dropped is not None:  # else another thread's loop was first
+                if dropped is not None:  # else another thread was first
                     self._drop(dropped)
             value = self._values[running] = self._make()
         return value
 
 
 def socket_number(transport: Any) -> int:
-    """The number of a transport's socket. -1 where it is closed."""
+    """Return the number of a transport's socket; -1 if it is closed."""
     number: int = transport.get_extra_info("socket").fileno()
     return number
 
 
 def cut(transport: Any) -> None:
-    """Close the socket of a transport whose loop is over: nothing of it will ever be called."""
+    """Close the socket of a transport whose loop is closed: none of its callbacks will ever run."""
     under = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)
-    with suppress(RuntimeError):  # it would tell its loop, which is closed
+    with suppress(RuntimeError):  # it calls its loop, which is closed
         transport.abort()
     sock = getattr(under, "_sock", None)  # asyncio's transports have it; uvloop closed its sockets with the loop
     if sock is not None:

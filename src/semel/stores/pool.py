@@ -23,7 +23,7 @@ _FULL = "all {count} connections to the store are busy; retry with the same key,
 
 
 class Closes(Protocol):
-    """The units' connections, closed with the driver's."""
+    """A pool of units' connections, closed with the driver's."""
 
     def close(self) -> None: ...
 
@@ -45,7 +45,7 @@ class AsyncConnectionPool(Generic[C]):
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def take(self, deadline: Deadline) -> tuple[C, bool]:
-        """A connection, and whether it was idle before.
+        """Take a connection; also return whether it was idle before.
 
         Raises:
             StoreUnavailable: none became free in time, or none could be opened.
@@ -59,7 +59,7 @@ class AsyncConnectionPool(Generic[C]):
                 is_free = await turn
             except BaseException:
                 if turn.done() and not turn.cancelled() and turn.result():
-                    self._next()  # woken and cancelled at once: it is the next one's turn
+                    self._next()  # woken and cancelled at once: wake the next caller
                 else:
                     self._leave(turn)
                 raise
@@ -169,7 +169,7 @@ class AsyncUnitPool(Generic[S, C]):
     """The connections of units, on each event loop that they are used on."""
 
     _open: Callable[[Deadline], Coroutine[Any, Any, C]]
-    _drop: Callable[[AsyncConnectionPool[C]], None]  # what is idle on a loop that is over
+    _drop: Callable[[AsyncConnectionPool[C]], None]  # drops the idle connections of a closed loop
 
     def __init__(self, server: S) -> None:
         self.server = server

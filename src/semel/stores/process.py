@@ -1,8 +1,8 @@
 """Reset state in a forked child: connections, threads, and the parent's live permits.
 
-Told by the interpreter, in the child's only thread and before ``fork`` returns there. A look at the process id in every
-call would be too late: of two threads that look at the same time, one goes on with what the other is
-about to replace.
+The interpreter calls it in the child's only thread, before ``fork`` returns there. A check of the process id in every
+call would be too late: if two threads check at the same time, one continues with state that the other is about to
+replace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORKED: Final = (
 
 
 class Inherited(Protocol):
-    """Something that a child of its process inherits, and must not use as it is."""
+    """State that a child process inherits, and must not use as it is."""
 
     def begin_process(self) -> None:
         """Reset state in a forked child. The parent's connections are left alone, not closed."""
@@ -41,7 +41,7 @@ def begin_in_children(one: Inherited) -> None:
 def start_thread(work: Callable[[], object], name: str, otherwise: str) -> threading.Thread:
     """Start a daemon thread.
 
-    Raises StoreUnavailable where this process can start no more. Parameters: ``otherwise`` what follows from that.
+    Raises StoreUnavailable if this process can start no more. Parameters: ``otherwise`` what follows from that.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
@@ -58,10 +58,10 @@ _parted: weakref.WeakKeyDictionary[Any, Callable[[Any], int]] = weakref.WeakKeyD
 
 
 def part_in_children(line: Any, fileno: Callable[[Any], int]) -> None:
-    """Have a connection's socket lead nowhere in every forked child.
+    """Point a connection's socket to nowhere in every forked child.
 
-    What a child meets as it walks its parent's stack, such as the end of a ``with`` block, would speak to the server on
-    the parent's connection.
+    As a child unwinds its parent's stack, such as at the end of a ``with`` block, it would otherwise send on the
+    parent's connection.
 
     Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket (-1, or any error: it is closed).
     """
@@ -81,7 +81,7 @@ _process: object = object()
 
 
 def this_process() -> object:
-    """What tells this process from the one that it was forked from: what it began is not this one's to end."""
+    """Return an object that identifies this process: a forked child must not end what its parent began."""
     return _process
 
 

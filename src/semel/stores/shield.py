@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 THREAD_NAME: Final = "semel-call"
 IDLE_SECONDS: Final = 5.0  # after which a thread without calls ends
-LOOK_SECONDS: Final = 0.05  # how long a pause lasts, at most, before it looks for an interrupted caller
+LOOK_SECONDS: Final = 0.05  # longest pause before it looks for an interrupted caller
 
 
 class CallerInterrupted(StoreTimeout):
-    """Ends the waiting that is done for a caller who has been interrupted. Never seen by that caller."""
+    """Ends a wait on behalf of an interrupted caller, who never sees it."""
 
 
 class Hold(Generic[T]):
     """Holds a call's value for its caller, who may be interrupted before using it.
 
-    Parameters: ``drop`` undoes the value, in a thread of Semel's own, and is given the exception that the caller left
-    with (None: it is not known); harmless where the value has ended already.
+    Parameters: ``drop`` undoes the value, in a thread of Semel's own, given the exception that the caller left with
+    (None: unknown); it is harmless if the value has ended already.
 
     Make it before the call, and call :meth:`let_go` wherever an exception leaves the block that uses the value: then
     there is no instruction between the two at which the value could be lost. A caller who is interrupted a second
@@ -70,14 +70,14 @@ class Hold(Generic[T]):
             held.undo(None)
 
     def end(self) -> None:
-        """The value was used to its end, or is another one's to end from here on."""
+        """Note that the value has ended, or that another owner will end it."""
         self._held.is_over = True
         _open.pop(self._number, None)
 
     def let_go(self, error: BaseException) -> None:
-        """Undo the value if there is one, and it was not ended; also one that comes later.
+        """Undo the value if there is one that has not ended; also one that comes later.
 
-        Nothing in a child that was forked meanwhile: the value is its parent's.
+        It does nothing in a child that was forked meanwhile: the value is its parent's.
         """
         if self._process is not this_process():
             return
@@ -89,7 +89,7 @@ class Hold(Generic[T]):
 
 
 class _Held(Generic[T]):
-    """The value of a hold, which outlives it where the caller was interrupted twice."""
+    """The value of a hold, which outlives the hold if the caller was interrupted twice."""
 
     __slots__ = ("_drop", "is_left", "is_over", "value")
 
@@ -119,11 +119,11 @@ class _Lost(weakref.ref["Hold[Any]"]):
         """Undo the hold's value."""
         _open.pop(id(self), None)
         self.held.is_left = True
-        with suppress(Exception):  # no caller waits for it; what an absent store does not undo ends with its lease
+        with suppress(Exception):  # no caller waits for it; if the store is away, the lease ends the value
             self.held.undo(None)
 
 
-_open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; a weak reference must be kept to call back
+_open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; only a weak reference that is kept calls back
 
 
 class _Call(Generic[T]):
@@ -158,7 +158,7 @@ class _Call(Generic[T]):
             self.done.release()
 
     def result(self) -> T:
-        """The work's result; raises its exception."""
+        """Return the work's result, or raise its exception."""
         error, self.error = self.error, None
         if error is None:
             return cast(T, self.value)
@@ -169,14 +169,14 @@ class _Call(Generic[T]):
 
 
 class _Here(threading.local):
-    """Whether this thread is one of Semel's, and the call that it is at."""
+    """The thread's own state: whether it is one of Semel's, and its current call."""
 
     is_own = False
     call: _Call[Any] | None = None
 
 
 class _Threads:
-    """As many threads as there are calls under way, and those that have been idle for a moment."""
+    """The threads: one for each call under way, and those that have just become idle."""
 
     def __init__(self) -> None:
         self.begin_process()
@@ -194,18 +194,18 @@ class _Threads:
         if not self._idle:
             try:
                 _thread.start_new_thread(self._start, ())
-            except RuntimeError:  # no thread is to be had: better interrupted than never done
+            except RuntimeError:  # no thread can start: better interrupted than never done
                 call.perform()
 
     def _start(self) -> None:
-        """A thread that shows up under its name. ``Thread.start`` is no operation for a caller's thread."""
+        """Start a named thread from a bare one: ``Thread.start`` is not safe in a caller's thread."""
         try:
             threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
-        except RuntimeError:  # no second thread is to be had beside this one
+        except RuntimeError:  # no second thread can start beside this one
             self._serve_waiting()
 
     def _serve_waiting(self) -> None:
-        """Do the waiting calls in this thread: no other thread does them, and their callers wait."""
+        """Run the waiting calls in this thread: no other thread runs them, and their callers wait."""
         was_own, _here.is_own = _here.is_own, True
         with suppress(Empty):
             while True:
@@ -227,13 +227,13 @@ class _Threads:
             if self._count(-1) == 0 and not calls.empty():  # likewise
                 self._start()
             call.perform()
-            del call  # only the caller may keep what it was given
+            del call  # only the caller may keep the call's result
             self._count(1)
 
     def serve_lost(self) -> None:
         """Run work that was submitted without waking an idle thread."""
         if not self._idle and not self.calls.empty():
-            with suppress(RuntimeError):  # no thread is to be had: the next beat tries again
+            with suppress(RuntimeError):  # no thread can start: the next beat tries again
                 _thread.start_new_thread(self._start, ())  # as ``post``: the caller's own thread has leases to renew
 
     def _count(self, change: int) -> int:
@@ -254,8 +254,8 @@ def begin_own_thread() -> None:
 def run_shielded(work: Callable[[], T]) -> T:
     """Do the work in a thread of Semel's own, and wait for it; in this one where it is Semel's own already.
 
-    Raises what the work raises; an exception from outside once the work has ended. Whether the work had begun is not
-    known to the caller then: see :class:`Hold` for what it may have given.
+    Raises the work's exception; one from outside only once the work has ended. The caller then cannot know whether the
+    work had begun: see :class:`Hold` for a value that it may have made.
     """
     if _here.is_own or sys.is_finalizing():
         return work()
@@ -282,7 +282,7 @@ def later(work: Callable[[], object]) -> None:
 
 
 def serve_lost() -> None:
-    """Undo what interrupted callers have lost, should no thread be idle. Called every beat while a permit lives."""
+    """Undo values that interrupted callers have lost, if no thread is idle. Called every beat while a permit lives."""
     _threads.serve_lost()
 
 
@@ -294,7 +294,7 @@ def check_caller() -> None:
 
 
 def pause(woken: threading.Event, seconds: float) -> None:
-    """Wait for the event, at most so long; shorter where the caller is interrupted. Raises CallerInterrupted then."""
+    """Wait for the event, at most so long. Raises CallerInterrupted once the caller is interrupted."""
     ends = time.monotonic() + seconds
     check_caller()
     while (left := ends - time.monotonic()) > 0 and not woken.wait(min(left, LOOK_SECONDS)):
@@ -302,10 +302,10 @@ def pause(woken: threading.Event, seconds: float) -> None:
 
 
 async def whole(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
-    """Run a coroutine to its end in a task of its own, however often the caller is cancelled meanwhile.
+    """Run a coroutine to completion in its own task, however often the caller is cancelled meanwhile.
 
-    Returns its result, and the cancellation if there was one: the caller ends what the result has begun, and raises it.
-    Raises what the work raised; the cancellation instead, where there was one.
+    Returns its result, and the cancellation if there was one: the caller then ends what the result began, and raises
+    the cancellation. If the work raised, raises its exception, or the cancellation if there was one.
     """
     import asyncio  # threads need no event loop
 

@@ -1,4 +1,4 @@
-"""From a URL to a store and its driver. Nothing is opened here."""
+"""Makes a store and its driver from a URL. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLE: Final = "for example sqlite:///semel.db (a file here), sqlite:////var/
 
 
 def connect_backend(url: str) -> Backend:
-    """The backend that a URL names.
+    """Make the backend that a URL names.
 
     ``memory://`` lives and dies with the process. ``sqlite:///PATH`` is a file; its options are
     ``?synchronous=FULL|NORMAL|EXTRA`` (FULL by default) and ``?busy_seconds=5``. ``postgresql://USER@HOST/DATABASE``
@@ -35,11 +35,11 @@ def connect_backend(url: str) -> Backend:
     takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md); on
     ``memory://`` it silences the warning that each process has its own.
 
-    A store of another package is found by its entry point of the group ``semel.stores``: a function of
-    the URL that answers a :class:`~semel.stores.backend.Backend`.
+    Another package's store is found by its entry point of the group ``semel.stores``: a function of the URL that
+    returns a :class:`~semel.stores.backend.Backend`.
 
     Raises:
-        UrlError: the scheme or an option is unknown, or the path is missing; the message says what would do.
+        UrlError: the scheme or an option is unknown, or the path is missing; the message names the remedy.
 
     >>> connect_backend("memory://").name
     'memory'
@@ -52,7 +52,7 @@ def connect_backend(url: str) -> Backend:
         raise UrlError(f"a store URL has the form scheme://…, {_EXAMPLE}")
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # brackets that are no IPv6 address, and hosts that Unicode would make into others
+    except ValueError as error:  # brackets without an IPv6 address, and hosts that Unicode normalisation would change
         raise UrlError(
             f"the host of the store URL cannot be understood ({type(error).__name__}): write an IPv6 address in "
             "brackets, and [ and ] in a password as %5B and %5D"
@@ -71,7 +71,7 @@ def connect_backend(url: str) -> Backend:
 
 
 def _can_be_resolved(place: str) -> bool:
-    """Whether the resolver takes a host; what it refuses is no error of a store's, and would reach the caller bare."""
+    """Whether the resolver accepts a host; its own error is not a store's, and would reach the caller unwrapped."""
     host = place if place.startswith("[") else place.partition(":")[0]
     try:
         host.encode("idna")
@@ -170,7 +170,7 @@ def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
 
 
 def seconds_of(name: str, text: str) -> float:
-    """An option of a store URL that is a number of seconds.
+    """Read an option of a store URL that is a number of seconds.
 
     Raises UrlError where it is none, or not from 0 to 3600.
     """
@@ -219,4 +219,4 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "redis+unix": ("db", *_REDIS),
     "sqlite": ("busy_seconds", "synchronous"),
 }
-"""What each scheme takes after the question mark; PostgreSQL also what libpq knows."""
+"""The options that each scheme takes after the question mark; PostgreSQL also takes libpq's."""

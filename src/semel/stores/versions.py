@@ -1,7 +1,7 @@
 """Compare-and-set on records, for stores that write without holding a lock since they read.
 
-A rule says what becomes of the record that was read; that is written only if the record is still the same. Where
-another writer was quicker, the record is read and the rule asked again, so safety depends on no transaction.
+A rule makes a new row of the record that was read; it is written only if the record is still the same. If another
+writer was quicker, the record is read and the rule asked again, so safety depends on no transaction.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: 
 
 @lru_cache(maxsize=256)
 def numbers_of(terms: Terms) -> dict[str, Value]:
-    """A policy's terms by the names of a record's columns, as numbers; they come again with each of its commands."""
+    """Return a policy's terms as numbers, by a record's column names; they recur with each of its commands."""
     numbers: dict[str, Value] = {name: int(number) for name, number in terms._asdict().items()}
     return {"state": numbers.pop("starts"), **numbers}
 
 
 def find_kept_in(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:
-    """The kept answers in rows of the time, whether the record is sound, and :data:`KEPT_COLUMNS`.
+    """Find the kept answers in rows of the time, whether the record is sound, and :data:`KEPT_COLUMNS`.
 
-    None for what only a claim can tell.
+    None if only a claim can tell.
     """
     found = {row[_ID_OF_KEPT]: row for row in rows}
     met = [found.get(id) for id, _, _ in asked]
@@ -57,10 +57,10 @@ _ID_OF_KEPT: Final = 2 + KEPT_COLUMNS.index("id")
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A store's statements for it.
+    """A store's statements for compare-and-set.
 
-    Parameters: ``look`` answers the records of these ids; ``replace`` writes the second record over the first, and
-    answers False where the first is not there any more, or has another list of steps than the given one; ``dialect``
+    Parameters: ``look`` returns the records of these ids; ``replace`` writes the second record over the first, and
+    returns False if the first has changed, or has another list of steps than the given one; ``dialect``
     of the statements for steps.
     """
 
@@ -89,7 +89,7 @@ class Versions:
             now, row = found[claim.id]
 
     def look_at(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
-        """The verdict on each claim's record; None where there is none, or where a claim would write."""
+        """Return the verdict on each claim's record; None if there is no record, or a claim would write."""
         found = yield from self.look(sorted({claim.id for claim in claims}))
         verdicts: list[Verdict | None] = []
         for claim in claims:

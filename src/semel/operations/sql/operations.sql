@@ -1,8 +1,8 @@
--- Operations on SQLite and MariaDB: what was executed, for longer than its key, and who has a business reference. Each
--- statement is in the transaction of what it tells: the claim, or whatever settles the record.
+-- Operations on SQLite and MariaDB: executions, which outlive their keys, and the owners of business references. Each
+-- statement is in the transaction of the claim, or of the record's settlement.
 
 -- name: holder
--- Who holds a reference, and the time to judge by.
+-- The operation that holds a reference, and the time to decide by.
 SELECT
     :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
     created_at, settled_at, forget_after
@@ -18,7 +18,7 @@ FROM semel_operation
 WHERE operation_id = :operation_id;
 
 -- name: by_ref
--- The operation of a reference: the one that holds it, else the newest that had it.
+-- The operation of a reference: the one that holds it, or else the newest that had it.
 SELECT
     :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
     created_at, settled_at, forget_after
@@ -46,6 +46,6 @@ ORDER BY operation_id
 LIMIT :chunk;
 
 -- name: forget
--- Its time is over. What is open or unknown has no end.
+-- Forget an expired operation. Open and unknown ones never expire.
 DELETE FROM semel_operation
 WHERE operation_id = :operation_id AND forget_after + :grace <= :now;

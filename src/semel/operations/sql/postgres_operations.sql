@@ -1,13 +1,13 @@
--- Operations on PostgreSQL: what was executed, for longer than its key, and who has a business reference. Each statement
--- is in the transaction of what it tells: the claim, or whatever settles the record. :now as in postgres.sql.
+-- Operations on PostgreSQL: executions, which outlive their keys, and the owners of business references. Each statement
+-- is in the transaction of the claim, or of the record's settlement. :now as in records.sql.
 
 -- name: lock
--- Whether this transaction may write the holder of a reference. Tried, never waited for: an ATOMIC unit may have it for
--- as long as it runs. In a statement of its own, so that the next one sees what its former holder has committed.
+-- Try the lock of a reference's holder, and never wait: an ATOMIC unit may keep it for as long as it runs. It is a
+-- separate statement, so that the next one sees the commit of the lock's former owner.
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_operation'::regclass::oid::bigint << 32))::integer;
 
 -- name: keep
--- A new operation. Writes nothing where it is there already, or where another one holds its reference.
+-- Write a new operation; nothing if it exists already, or another one holds its reference.
 INSERT INTO semel_operation (
     operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, keep_us, created_at
 ) VALUES (
@@ -19,8 +19,8 @@ ON CONFLICT DO NOTHING
 RETURNING 1;
 
 -- name: reopen
--- The record was granted once more: the reference is held again, unless another operation holds it by now. Its lock is
--- ours, so that nobody else can take it between the look and the write.
+-- The record was granted again: take the reference back, unless another operation holds it by now. This transaction has
+-- the lock, so no other can take the reference between the look and the write.
 UPDATE semel_operation SET
     state = :state::smallint, holds = ref_id, error_code = NULL, settled_at = NULL, forget_after = NULL,
     keep_us = :keep_us::bigint
@@ -32,7 +32,7 @@ WHERE operation_id = :operation_id::bytea
 RETURNING 1;
 
 -- name: holder
--- Who holds a reference, and the time to judge by.
+-- The operation that holds a reference, and the time to decide by.
 SELECT
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), operation_id, record_id, tenant,
     caller, operation, business_ref, state, resource_type, resource_id, error_code, created_at, settled_at, forget_after
@@ -40,7 +40,7 @@ FROM semel_operation
 WHERE holds = :ref_id::bytea;
 
 -- name: mirror
--- What a record says now is written to its operation. Whatever proves that no effect stands frees the reference.
+-- Copy a record's current outcome to its operation. An outcome that proves that no effect remains frees the reference.
 UPDATE semel_operation AS o SET
     state = r.state, resource_type = r.resource_type, resource_id = r.resource_id, settled_at = r.settled_at,
     error_code = CASE r.state
@@ -71,7 +71,7 @@ FROM semel_operation
 WHERE operation_id = :operation_id::bytea;
 
 -- name: by_ref
--- The operation of a reference: the one that holds it, else the newest that had it.
+-- The operation of a reference: the one that holds it, or else the newest that had it.
 SELECT
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), operation_id, record_id, tenant,
     caller, operation, business_ref, state, resource_type, resource_id, error_code, created_at, settled_at, forget_after
@@ -102,7 +102,7 @@ ORDER BY operation_id
 LIMIT :chunk::bigint;
 
 -- name: forget
--- Their time is over. What is open or unknown has no end.
+-- Forget expired operations. Open and unknown ones never expire.
 DELETE FROM semel_operation
 WHERE operation_id = ANY(:operation_id::bytea[]) AND forget_after + (:grace::bigint[])[1] <=
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)

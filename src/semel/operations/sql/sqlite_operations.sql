@@ -1,9 +1,9 @@
--- Operations on SQLite: what was executed, for longer than its key, and who has a business reference. Each statement is
--- in the transaction of what it tells: the claim, or whatever settles the record.
+-- Operations on SQLite: executions, which outlive their keys, and the owners of business references. Each statement is
+-- in the transaction of the claim, or of the record's settlement.
 -- What SQLite and MariaDB share is in operations.sql.
 
 -- name: keep
--- A new operation. Writes nothing where it is there already, or where another one holds its reference.
+-- Write a new operation; nothing if it exists already, or another one holds its reference.
 INSERT OR IGNORE INTO semel_operation (
     operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, keep_us, created_at
 ) VALUES (
@@ -11,13 +11,13 @@ INSERT OR IGNORE INTO semel_operation (
 );
 
 -- name: reopen
--- The record was granted once more: the reference is held again, unless another operation holds it by now.
+-- The record was granted again: take the reference back, unless another operation holds it by now.
 UPDATE OR IGNORE semel_operation SET
     state = :state, holds = ref_id, error_code = NULL, settled_at = NULL, forget_after = NULL, keep_us = :keep_us
 WHERE operation_id = :operation_id;
 
 -- name: mirror
--- What a record says now is written to its operation. Whatever proves that no effect stands frees the reference.
+-- Copy a record's current outcome to its operation. An outcome that proves that no effect remains frees the reference.
 UPDATE semel_operation SET
     state = r.state, resource_type = r.resource_type, resource_id = r.resource_id, settled_at = r.settled_at,
     error_code = CASE r.state

@@ -1,7 +1,7 @@
--- Reconciliations on PostgreSQL: how often it was asked what became of an UNKNOWN record, and who asks now.
+-- Reconciliations on PostgreSQL: how often reconcilers asked about an UNKNOWN record, and which one asks now.
 
 -- name: standing
--- What is known of these records; the time first.
+-- The state of these records' reconciliation; the time first.
 SELECT
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
     record_id, fence, asked, next_at, lease_until, gave_up_at, reason
@@ -9,7 +9,7 @@ FROM semel_reconciliation
 WHERE record_id = ANY(:record_ids::bytea[]);
 
 -- name: seed
--- A record that nobody has asked about.
+-- Add a record that no reconciler has asked about.
 INSERT INTO semel_reconciliation (record_id, fence, asked, next_at, token, lease_until, reason, updated_at)
 VALUES (
     :record_id::bytea, :fence::bigint, 0, 0, :token::bytea, 0, '',
@@ -19,7 +19,7 @@ ON CONFLICT DO NOTHING
 RETURNING 1;
 
 -- name: take
--- Ask about it, alone: nobody else is asking, and it is due. A record with another fence is another story.
+-- Reserve the question if it is due and no other worker asks. A record with another fence begins anew.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -36,7 +36,7 @@ WHERE record_id = :record_id::bytea AND lease_until <= clock.now
 RETURNING 1;
 
 -- name: note
--- It is still unknown: when to ask again, or that nobody will.
+-- Still unknown: note when to ask again, or that asking is over.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -52,11 +52,11 @@ WHERE record_id = :record_id::bytea AND token = :token::bytea
 RETURNING 1;
 
 -- name: forget
--- It is settled.
+-- Delete the notes on a settled record.
 DELETE FROM semel_reconciliation WHERE record_id = :record_id::bytea RETURNING 1;
 
 -- name: sweep
--- What others have settled.
+-- Delete the notes on records that others have settled.
 DELETE FROM semel_reconciliation
 WHERE lease_until <= coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
     AND NOT EXISTS (

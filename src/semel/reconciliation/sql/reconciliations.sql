@@ -1,7 +1,7 @@
--- Reconciliations on SQLite and MariaDB: how often it was asked what became of an UNKNOWN record, and who asks now.
+-- Reconciliations on SQLite and MariaDB: how often reconcilers asked about an UNKNOWN record, and which one asks now.
 
 -- name: take
--- Ask about it, alone: nobody else is asking, and it is due. A record with another fence is another story.
+-- Reserve the question if it is due and no other worker asks. A record with another fence begins anew.
 UPDATE semel_reconciliation SET
     asked = CASE WHEN fence = :fence THEN asked ELSE 0 END,
     fence = :fence,
@@ -13,7 +13,7 @@ WHERE record_id = :record_id AND lease_until <= :now
     AND (fence <> :fence OR (gave_up_at IS NULL AND next_at <= :now));
 
 -- name: note
--- It is still unknown: when to ask again, or that nobody will.
+-- Still unknown: note when to ask again, or that asking is over.
 UPDATE semel_reconciliation SET
     asked = asked + :counts,
     next_at = :now + :wait_us,
@@ -24,11 +24,11 @@ UPDATE semel_reconciliation SET
 WHERE record_id = :record_id AND token = :token;
 
 -- name: forget
--- It is settled.
+-- Delete the notes on a settled record.
 DELETE FROM semel_reconciliation WHERE record_id = :record_id;
 
 -- name: sweep
--- What others have settled.
+-- Delete the notes on records that others have settled.
 DELETE FROM semel_reconciliation
 WHERE lease_until <= :now AND NOT EXISTS (
     SELECT 1 FROM semel_record AS r WHERE r.id = semel_reconciliation.record_id AND r.state = 6

@@ -8,7 +8,7 @@ WHERE (operation_id > :operation_id OR (operation_id = :operation_id AND place >
 ORDER BY operation_id, place LIMIT :limit;
 
 -- name: records_open
--- The same of executions that may go on: those that need attention, and what no reaper has looked at yet.
+-- The same for executions that may continue: those that need attention, and those that no reaper has read yet.
 SELECT r.id, r.generation, r.steps, r.request FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
 WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
 UNION

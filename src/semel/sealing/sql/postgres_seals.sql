@@ -7,7 +7,7 @@ WHERE (operation_id, place) > (:operation_id::bytea, :place::bigint) AND detail 
 ORDER BY operation_id, place LIMIT :limit::bigint;
 
 -- name: details_put
--- A detail that is still what it was.
+-- Replace a detail if it is unchanged.
 UPDATE semel_item SET detail = :new::bytea
 WHERE operation_id = :operation_id::bytea AND place = :place::bigint AND detail = :was::bytea
 RETURNING 1;
@@ -20,13 +20,13 @@ SELECT newest.operation_id, newest.place, substring(newest.detail FROM 1 FOR 128
 WHERE newest.detail IS NOT NULL;
 
 -- name: records_page
--- A page of what records have of executions, of one stretch: the steps, and the request.
+-- A page of one stretch of records: their executions' steps and requests.
 SELECT id, generation, steps, request FROM semel_record
 WHERE id > :id::bytea AND id <= :reached::bytea AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit::bigint;
 
 -- name: records_open
--- The same of executions that may go on: those that need attention, and what no reaper has looked at yet.
+-- The same for executions that may continue: those that need attention, and those that no reaper has read yet.
 SELECT r.id, r.generation, r.steps, r.request
 FROM (SELECT id FROM semel_attention LIMIT :limit::bigint * 5) AS a
 CROSS JOIN LATERAL (SELECT * FROM semel_record WHERE semel_record.id = a.id OFFSET 0) AS r
@@ -40,12 +40,12 @@ WHERE n.state IN (1, 2, 6) AND (n.steps IS NOT NULL OR n.request IS NOT NULL)
 LIMIT :limit::bigint;
 
 -- name: steps_put
--- Steps that are still what they were.
+-- Replace steps if they are unchanged.
 UPDATE semel_record SET steps = :new::bytea WHERE id = :id::bytea AND steps = :was::bytea
 RETURNING 1;
 
 -- name: requests_put
--- A request that is still what it was.
+-- Replace a request if it is unchanged.
 UPDATE semel_record SET request = :new::bytea WHERE id = :id::bytea AND request = :was::bytea
 RETURNING 1;
 
@@ -57,7 +57,7 @@ WHERE p.place >= :first::bigint AND (p.sha256, p.place) > (:digest::bytea, :plac
 ORDER BY p.sha256, p.place LIMIT :limit::bigint;
 
 -- name: files_put
--- A part that is still what it was.
+-- Replace a part if it is unchanged.
 UPDATE semel_import_part SET body = :new::bytea
 WHERE sha256 = :digest::bytea AND place = :place::bigint AND body = :was::bytea
 RETURNING 1;

@@ -2,7 +2,7 @@
 -- kept files.
 
 -- name: details_put
--- A detail that is still what it was.
+-- Replace a detail if it is unchanged.
 UPDATE semel_item SET detail = :new
 WHERE operation_id = :operation_id AND place = :place AND detail = :was;
 
@@ -14,21 +14,21 @@ SELECT newest.operation_id, newest.place, substr(newest.detail, 1, 128) FROM (
 WHERE newest.detail IS NOT NULL;
 
 -- name: records_page
--- A page of what records have of executions, of one stretch: the steps, and the request.
+-- A page of one stretch of records: their executions' steps and requests.
 SELECT id, generation, steps, request FROM semel_record
 WHERE id > :id AND id <= :reached AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
 
 -- name: steps_put
--- Steps that are still what they were.
+-- Replace steps if they are unchanged.
 UPDATE semel_record SET steps = :new WHERE id = :id AND steps = :was;
 
 -- name: requests_put
--- A request that is still what it was.
+-- Replace a request if it is unchanged.
 UPDATE semel_record SET request = :new WHERE id = :id AND request = :was;
 
 -- name: files_put
--- A part that is still what it was.
+-- Replace a part if it is unchanged.
 UPDATE semel_import_part SET body = :new
 WHERE sha256 = :digest AND place = :place AND body = :was;
 

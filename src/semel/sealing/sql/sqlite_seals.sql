@@ -8,7 +8,7 @@ WHERE (operation_id, place) > (:operation_id, :place) AND detail IS NOT NULL
 ORDER BY operation_id, place LIMIT :limit;
 
 -- name: records_open
--- The same of executions that may go on.
+-- The same for executions that may continue.
 SELECT id, generation, steps, request FROM semel_record
 WHERE state IN (1, 2, 6) AND (state = 1 OR state = 2 OR state = 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 LIMIT :limit;

@@ -2,16 +2,16 @@
 -- What SQLite and MariaDB share is in steps.sql.
 
 -- name: lock_steps
--- What is recorded, for the settlement of the record. It is locked: the settlement writes the list that it has read.
+-- Read the list for the settlement of the record, and lock it: the settlement writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id
 FOR UPDATE;
 
 -- name: note_open
--- Where resumable executions are looked for, without an index that every settlement would have to change.
+-- List a resumable execution where completers look, without an index that every settlement would update.
 INSERT IGNORE INTO semel_attention (id) VALUES (:id);
 
 -- name: find_abandoned
--- A page of the resumable executions that nobody holds and that may go on.
+-- A page of the resumable executions without a holder that may continue.
 SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until
 FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
 WHERE r.state = 1 AND r.lease_until <= :now AND r.request IS NOT NULL

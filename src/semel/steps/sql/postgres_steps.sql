@@ -1,7 +1,7 @@
 -- The steps of an execution on PostgreSQL. One statement each; every write names fence and nonce.
 
 -- name: read_steps (planned once)
--- What the holder has recorded. No row for anybody else.
+-- Read the holder's list. No row for any other process.
 SELECT steps, NULL::text
 FROM semel_record
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0;
@@ -13,15 +13,15 @@ FROM semel_record
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0;
 
 -- name: write_steps (planned once)
--- The whole list, with the state and the doubt that it leaves. A record that reads UNKNOWN under this fence and nonce
--- does so by its lapse: its holder goes on.
+-- Write the whole list, with the state and doubt that follow from it. A record that is UNKNOWN under this fence and
+-- nonce has lapsed: its holder continues.
 UPDATE semel_record SET steps = :steps::bytea, state = :state::smallint, doubt = :doubt::text
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6) AND lease_until > 0
 RETURNING 1;
 
 -- name: write_steps_within
--- The same as the last statement of a unit, in the transaction that the unit began with. Where nothing is written it
--- divides by zero, so that the server lets nobody commit the rest.
+-- The same as the last statement of a unit, in the transaction that the unit began with. If it writes nothing it
+-- divides by zero, so that the server refuses to commit the rest.
 WITH written AS (
     UPDATE semel_record SET steps = :steps::bytea, state = :state::smallint, doubt = :doubt::text
     WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2, 6)
@@ -31,31 +31,31 @@ WITH written AS (
 SELECT 1 / count(*) FROM written;
 
 -- name: list_steps (planned once)
--- What is recorded, for a claim by a process that declares no steps. Takes no lock: the grant names the list again.
+-- Read the list for a claim by a process that declares no steps. Takes no lock: the grant compares the list again.
 SELECT steps FROM semel_record WHERE id = :id::bytea;
 
 -- name: lock_steps (planned once)
--- What is recorded, for the settlement of the record. It is locked: the settlement writes the list that it has read.
+-- Read the list for the settlement of the record, and lock it: the settlement writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id::bytea
 FOR UPDATE;
 
 -- name: rewrite_steps (planned once)
--- The list behind a record that has just been settled under this fence.
+-- Write the list after its record has been settled under this fence.
 UPDATE semel_record SET steps = :steps::bytea WHERE id = :id::bytea AND fence = :fence::bigint
 RETURNING 1;
 
 -- name: note_open (planned once)
--- Where resumable executions are looked for, without an index that every settlement would have to change.
+-- List a resumable execution where completers look, without an index that every settlement would update.
 INSERT INTO semel_attention (id) VALUES (:id::bytea) ON CONFLICT (id) DO NOTHING RETURNING 1;
 
 -- name: keep_request (planned once)
--- What a run without the client needs; it is dropped with the settlement.
+-- Keep the request for a run without the client; the settlement drops it.
 UPDATE semel_record SET request = :request::bytea
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state IN (1, 2)
 RETURNING 1;
 
 -- name: find_abandoned
--- A page of the resumable executions that nobody holds and that may go on.
+-- A page of the resumable executions without a holder that may continue.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

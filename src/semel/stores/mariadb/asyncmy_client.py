@@ -93,7 +93,7 @@ class AsyncmyLoop:
             await close(connection)
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         drop(self._lifo)
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class AsyncmyLoop:
 async def open_connection(
     connection_class: Any, server: MariadbServer, deadline: Deadline, *, own: bool = True, **options: Any
 ) -> Taken:
-    """A connection that has been greeted; ``own``: set up as one of Semel's."""
+    """Open and greet a connection; ``own``: set it up as one of Semel's."""
     connection = connection_class(**server.options(), autocommit=own, **options)
     try:
         await _connect(connection, deadline.before_sending())
@@ -124,10 +124,10 @@ async def open_connection(
 
 
 async def _connect(connection: Any, seconds: float) -> None:
-    """Connect, in a task that is cancelled until it ends.
+    """Connect in a task, and on a time-out cancel it again and again until it ends.
 
-    asyncmy connects inside ``asyncio.wait_for``, which in Python 3.11 forgets a cancellation of the moment in which
-    the socket is there; then nothing would end the wait for a server's greeting.
+    asyncmy connects inside ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that arrives just as the
+    socket opens; then nothing would end the wait for the server's greeting.
 
     Raises TimeoutError.
     """
@@ -152,7 +152,7 @@ def _end(task: asyncio.Future[Any], connection: Any) -> None:
 
 
 async def close(connection: Any) -> None:
-    """Close it, whatever its state."""
+    """Close a connection in any state."""
     connection.close()
     await asyncio.sleep(0)  # the transport closes in the loop's next turn
 

@@ -1,4 +1,4 @@
-"""ATOMIC units through asyncmy, on event loops (see ``mariadb_unit``); as ``pymysql_unit`` does it in threads."""
+"""ATOMIC units through asyncmy, on event loops (see ``transaction``); ``pymysql_transaction`` has those of threads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 class AsyncmyUnitConnection(asyncmy.Connection):
-    """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
+    """A handler's connection. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    left_writes = False  # whether the server warned that some writes remain after its own rollback
     reading = 0
-    was_cut = False  # under a statement, which the server may still be at
-    was_lost = False  # under a statement, by the server or the network
+    was_cut = False  # during a statement, which the server may still be running
+    was_lost = False  # during a statement, by the server or the network
     _was_undone = False
 
     # The only place where a cancelled task can leave a statement half-way.
@@ -51,10 +51,10 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             self.reading -= 1
 
     async def _execute_command(self, command: int, sql: str | bytes) -> None:
-        """Every statement begins here. Behind one that is under way it would be told that one's answer."""
+        """Send a statement; refuse one while another is under way, because it would read the other's answer."""
         if self.reading:
             raise InterfaceError(0, BUSY)
-        if self._was_undone:  # the next statement's warnings would take the place of those
+        if self._was_undone:  # the next statement's warnings would replace those
             self._was_undone = False
             self.left_writes |= is_incomplete(await self.show_warnings())  # type: ignore[no-untyped-call]
         await super()._execute_command(command, sql)  # type: ignore[misc]
@@ -68,7 +68,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             raise
 
     async def next_result(self, unbuffered: bool = False) -> Any:
-        """The next one of several."""
+        """Read the next result of several."""
         try:
             return await super().next_result(unbuffered)  # type: ignore[no-untyped-call]
         except MySQLError as error:
@@ -76,7 +76,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             raise
 
     async def begin(self) -> None:
-        """It has begun."""
+        """Do nothing inside a unit, whose transaction has begun already."""
         if self.transaction is None:
             await super().begin()
 
@@ -105,7 +105,7 @@ _state_of: Final = attrgetter(*_STATE)
 
 
 def successor(connection: Any) -> Any:
-    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    """Move the session to another object, and close the one that a handler or its cursors may have kept."""
     fresh: Any = AsyncmyUnitConnection.__new__(AsyncmyUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     deque(map(setattr, repeat(fresh), _STATE, _state_of(connection)), 0)  # with no step of Python for each
@@ -137,7 +137,7 @@ class AsyncmyUnit:
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on.
+        """Return the handler's connection.
 
         Raises asyncmy.errors.InterfaceError after the end: the session is another command's by then.
         """
@@ -182,12 +182,12 @@ class AsyncmyUnit:
             raise connection_lost() from error
 
     def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+        if self._pid != os.getpid():  # a forked handler must not use its parent's connection
             self._ended = True
         return self._ended
 
     def hand_out(self) -> Any:
-        """The connection: from here on only Semel ends the transaction."""
+        """Hand out the connection: from here on only Semel ends the transaction."""
         self.connection.transaction = self._transaction
         self._deadline = None
         self._was_handed_out = True
@@ -222,7 +222,7 @@ class AsyncmyUnit:
         return stands
 
     async def rollback_async(self) -> None:
-        """End it. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         if self._is_over():
             return
         deadline = self._call()
@@ -244,7 +244,7 @@ class AsyncmyUnit:
             await self._end_unanswered(deadline)
 
     async def _end_unanswered(self, deadline: Deadline) -> None:
-        """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
+        """End a unit whose ROLLBACK was not answered: check on another connection that it ended, and what remains."""
         connection, greeting = self._taken
         was_cut = bool(connection.was_cut or connection.reading)
         may_go_on = was_cut or connection.was_lost
@@ -283,7 +283,7 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
     _drop = staticmethod(drop)
 
     async def begin(self) -> AsyncmyUnit:
-        """A unit on a connection of its own.
+        """Begin a unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -292,17 +292,17 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         return AsyncmyUnit(self, taken, deadline, was_idle=was_idle)
 
     async def instead_of(self, taken: Taken, deadline: Deadline) -> Taken:
-        """A new connection for one that was lost, and probably all idle ones with it."""
+        """Open a connection in place of one that was lost, and probably all idle ones with it."""
         await close(taken[0])
         await self.close()
         return await self._open(deadline)
 
     async def open_another(self, deadline: Deadline) -> Taken:
-        """A connection in the place of one that is closed, to be closed as well. Raises StoreUnavailable."""
+        """Open a connection in place of a closed one; the caller closes it. Raises StoreUnavailable."""
         return await self._open(deadline)
 
     async def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return the connection to the pool, or drop it if it is not sound."""
         if sound:
             self.lifo.give(taken)
         else:
@@ -315,6 +315,6 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         return taken
 
     async def close(self) -> None:
-        """Close what is idle on this loop."""
+        """Close the idle connections of this loop."""
         for connection, _ in self.lifo.forget_idle():
             await close(connection)

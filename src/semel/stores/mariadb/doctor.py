@@ -15,7 +15,7 @@ NEEDED: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 
 
 def checks() -> Sequence[DoctorCheck]:
-    """The checks of the table, the connections, this user's rights, the handlers' defaults, and their tables."""
+    """Check the table, the connections, this user's rights, the handlers' defaults, and their tables."""
     return (
         DoctorCheck("room", _look_at_room),
         DoctorCheck("connections", _look_at_connections),
@@ -47,7 +47,7 @@ def _look_at_defaults() -> Flow[list[DoctorFinding]]:
 
 
 def _look_at_tables() -> Flow[list[DoctorFinding]]:
-    """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
+    """Judge the database's tables that an ATOMIC transaction does not cover."""
     found = yield from ask(Query(SQL["other_engines"], {}))
     return [tables({str(name): str(kind) for name, kind in found})]
 
@@ -58,7 +58,7 @@ def _row(name: str) -> Flow[Row]:
 
 
 def tables(others: Mapping[str, str]) -> DoctorFinding:
-    """The finding on the tables that know no transactions, by name, with their engine.
+    """Judge the tables without transactions, by name, with their engine.
 
     >>> tables({"log": "MyISAM"}).detail
     'log (MyISAM) without transactions: the writes of an ATOMIC handler there survive its rollback'
@@ -76,7 +76,7 @@ def tables(others: Mapping[str, str]) -> DoctorFinding:
 
 
 def rights(held: Set[str], *, has_role: bool) -> DoctorFinding:
-    """The finding on the rights that a user holds by itself.
+    """Judge the rights that a user holds directly, without its roles.
 
     >>> rights({"SELECT", "INSERT", "UPDATE"}, has_role=False).remedy
     "GRANT DELETE ON this database's semel tables to this user"
@@ -85,13 +85,13 @@ def rights(held: Set[str], *, has_role: bool) -> DoctorFinding:
     if not lacking:
         return DoctorFinding("grants", "ok", "this user may do all that the store needs")
     if has_role:
-        return DoctorFinding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not looked into")
+        return DoctorFinding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not checked")
     remedy = f"GRANT {', '.join(lacking)} ON this database's semel tables to this user"
     return DoctorFinding("grants", "warning", f"this user lacks {', '.join(lacking)} on semel_record", remedy)
 
 
 def defaults(sql_mode: str, isolation: str) -> DoctorFinding:
-    """The finding on the default settings of the handlers' connections.
+    """Judge the default settings of the handlers' connections.
 
     >>> defaults("", "REPEATABLE-READ").level
     'note'

@@ -36,7 +36,7 @@ class MariadbDriver:
         self._loops = Loops(lambda: AsyncmyLoop(self.server), AsyncmyLoop.drop_idle)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited += [self._threads, self._loops]
         self._begin()
 
@@ -50,13 +50,13 @@ class MariadbDriver:
         return self._threads.run(make)
 
     def close(self) -> None:
-        """Close what is idle. The driver may be used again."""
+        """Close idle connections. The driver may be used again."""
         self._threads.close()
         if self._units is not None:
             self._units.close()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        """Run a flow from an event loop, in a separate task that survives a cancelled caller. Raises as ``run``."""
         result: T = await asyncio.shield(self._loop().start(make))
         return result
 
@@ -73,7 +73,7 @@ class MariadbDriver:
         return self._loops.here()
 
     async def close_async(self) -> None:
-        """Wait for what is on its way, then close what is idle. The driver may be used again."""
+        """Wait for running calls, then close idle connections. The driver may be used again."""
         await self._loop().close()
         if self._async_units is not None:
             await self._async_units.close()

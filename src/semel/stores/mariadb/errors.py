@@ -24,11 +24,11 @@ AUTOINC_BUSY: Final = 1467
 DEADLOCK: Final = 1213
 CONFLICTS: Final = frozenset({DEADLOCK, 1020})  # 1020: changed since its snapshot. All of the transaction is undone
 STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or it was killed
-GONE: Final = frozenset({2006, 2013, 2055})  # what a library says of a connection that has ended
-CLOSED: Final = frozenset({(0, ""), (0, "Not connected")})  # and of one on which it has found that before
+GONE: Final = frozenset({2006, 2013, 2055})  # the libraries' errors for a connection that has ended
+CLOSED: Final = frozenset({(0, ""), (0, "Not connected")})  # and for one that was found ended before
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
-ELSEWHERE: Final = "semel: another database"  # signalled by what a unit says
+ELSEWHERE: Final = "semel: another database"  # signalled by a unit's own statements
 
 _REMEDIES: Final = {
     1020: "a conflict with another transaction: retry with the same key",
@@ -57,16 +57,16 @@ _REMEDIES: Final = {
     2026: "TLS failed: check the URL's tls options and the server's certificate",
 }
 _MIGRATING: Final = ("CREATE ", "ALTER ", "INDEX ", "DROP ")  # command denied
-UNDECIDED: Final = frozenset(  # the connection or the commit ended under the statement
+UNDECIDED: Final = frozenset(  # the connection or the commit ended during the statement
     {1053, 1079, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 1969}
 )
-# The server takes no writes, or none at all: where a name leads to another one by now, that is found by connecting.
+# The server takes no writes, or no statements: the name may lead to another one by now, which connecting finds.
 _READ_ONLY: Final = frozenset({1290, 1792, 1836})
 _TAKEN_OVER: Final = frozenset({1047, *_READ_ONLY})
 
 
 class Lost(Exception):
-    """The connection ended under a statement, without an error from the server."""
+    """The connection ended during a statement, without an error from the server."""
 
 
 class MariadbRefused(Exception):
@@ -79,7 +79,7 @@ class MariadbRefused(Exception):
 
 
 def parse_refusal(error: Exception) -> MariadbRefused | None:
-    """The server's error in a client library's exception; None if the connection was lost.
+    """Parse the server's error out of a client library's exception; None if the connection was lost.
 
     Both libraries put the number first. Those from 2000 to 2999 are the client's, and so is 0.
     """
@@ -90,7 +90,7 @@ def parse_refusal(error: Exception) -> MariadbRefused | None:
 
 
 def ends_connection(error: MariadbRefused) -> bool:
-    """Whether the connection is not to be used again."""
+    """Whether the connection must not be used again."""
     return error.code in UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
 
 
@@ -100,7 +100,7 @@ def is_elsewhere(error: MariadbRefused) -> bool:
 
 
 def store_error(error: MariadbRefused) -> StoreError | SchemaError:
-    """The error for a server's error reply to a statement."""
+    """Make the error for a server's error reply to a statement."""
     if error.code in UNDECIDED:
         return StoreTimeout(f"MariaDB: the statement was interrupted ({_line(error.text)}): not known yet")
     if error.code == 1146:
@@ -114,19 +114,19 @@ def store_error(error: MariadbRefused) -> StoreError | SchemaError:
         )
     remedy = _REMEDIES.get(error.code, "run: semel doctor")
     if error.code == 1142 and error.text.startswith(_MIGRATING):
-        remedy = "who migrates needs more than the service does: GRANT CREATE, ALTER, INDEX on the database"
+        remedy = "the user who migrates needs more rights than the service: GRANT CREATE, ALTER, INDEX on the database"
     refusal = StoreReadOnly if error.code in _READ_ONLY else StatementRefused
     return refusal(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 
 
 def connection_lost(error: Exception | None = None) -> StoreTimeout:
-    """The error to raise where the connection ended, or nothing came in time, after a statement was sent."""
+    """Make the error to raise if the connection ended or timed out after a statement was sent."""
     reason = "no answer in time" if error is None else _line(str(error.args[-1]) if error.args else "")
     return StoreTimeout(f"MariaDB: the connection was lost ({reason}): whether it took effect is not known yet")
 
 
 def cannot_connect(error: Exception) -> StoreUnavailable:
-    """The error to raise where no connection could be opened: nothing was sent."""
+    """Make the error to raise if no connection could be opened: nothing was sent."""
     code = error.args[0] if error.args else None
     text = _line(str(error.args[-1]) if error.args else str(error))
     remedy = _REMEDIES.get(code if isinstance(code, int) else 0, "check that it runs, and the URL's host and port")
@@ -134,7 +134,7 @@ def cannot_connect(error: Exception) -> StoreUnavailable:
 
 
 def another_server(version: str) -> ConfigurationError:
-    """The error for a server without a feature that every claim needs."""
+    """Make the error for a server without a feature that every claim needs."""
     return ConfigurationError(
         f"this server is {_line(version)}; Semel needs MariaDB 10.6 or newer (INSERT … RETURNING and SKIP LOCKED, "
         "the first of which MySQL does not have)"

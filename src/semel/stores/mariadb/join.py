@@ -1,4 +1,4 @@
-"""Joining the user's own transaction on MariaDB: the record commits with their writes, and they commit.
+"""Joins the user's own transaction on MariaDB: the record commits with their writes, when they commit.
 
 The transaction may have begun already, and have read and written: a claim never waits for a lock. Only the user ends
 the transaction. If the join began it and the claim is not granted, Semel ends the empty transaction again.
@@ -54,12 +54,12 @@ class MariadbHome:
         self._known: weakref.WeakKeyDictionary[Any, Greeting] = weakref.WeakKeyDictionary()
 
     def greeting(self, raw: Any) -> Greeting | None:
-        """The server info of a connection that was admitted before."""
+        """Return the server info of a connection that was admitted before."""
         return self._known.get(raw)
 
     @property
     def unmet(self) -> bool:
-        """Whether the store's own identity was not read yet."""
+        """Whether the store's own identity has yet to be read."""
         return self._store_id is None
 
     def meet(self, mine: Identity | None) -> None:
@@ -115,12 +115,12 @@ class _Joined:
             raise JoinRefused(SAVEPOINT_OPEN)
 
     def hand_out(self) -> Any:
-        """The user has the connection already."""
+        """Do nothing: the user has the connection already."""
         return self.connection
 
 
 class JoinedMariadb(_Joined):
-    """On a PyMySQL connection."""
+    """A joined transaction on a PyMySQL connection."""
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction. Raises StoreError."""
@@ -150,7 +150,7 @@ class JoinedMariadb(_Joined):
 
 
 class AsyncJoinedMariadb(_Joined):
-    """On an asyncmy connection."""
+    """A joined transaction on an asyncmy connection."""
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction. Raises StoreError."""

@@ -1,8 +1,8 @@
 """Turn the MariaDB store's requests into SQL statements, for all client libraries.
 
-A *conversation* takes a flow and yields texts; it is sent what the server replied, and thrown
-:class:`~semel.stores.mariadb.errors.MariadbRefused` where that was an error. What transactions need (ROLLBACK after a
-lock wait that timed out, another try after a deadlock) is decided here; the libraries' modules send and receive.
+A *conversation* takes a flow and yields texts. It receives each of the server's replies; an error arrives as a
+:class:`~semel.stores.mariadb.errors.MariadbRefused` exception. This module also decides what transactions need:
+ROLLBACK after a lock wait that timed out, a retry after a deadlock. The libraries' modules only send and receive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Result = list[Row] | int  # the rows of a statement, or how many it found to write
 Conversation = Generator[str, list[Result], T]
 
-# UTC_TIMESTAMP knows no time zone and no summer time, and does not change while a statement runs.
+# UTC_TIMESTAMP ignores time zones and summer time, and does not change while a statement runs.
 SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 GREETING: Final = (
     "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE(), "
@@ -35,13 +35,13 @@ GREETING: Final = (
 VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
 FRAME: Final = 1024  # bytes around the statements of one packet
-AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column: beyond it the server refuses the statement
-# A user's INSERT … SELECT or LOAD DATA holds the table's AUTO-INC lock to its end. A claim that waits for no lock
+AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column; the server refuses a statement with a longer one
+# A user's INSERT … SELECT or LOAD DATA holds the table's AUTO-INC lock to its end. A claim that must not wait for locks
 # does not wait for that one either.
 AUTOINC_PAUSE: Final = "DO SLEEP(0.02)"
 AUTOINC_TRIES_MAX: Final = 50
 _INSIDE: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\n{text};\nEND"
-# Until the commit no other session can put other tables in the place of those that were looked at.
+# Until the commit no other session can replace the tables that were checked.
 _IN_COMMIT: Final = "BEGIN NOT ATOMIC\nDECLARE {name} BIGINT DEFAULT {now};\nSTART TRANSACTION;\n{text};\nCOMMIT;\nEND"
 _ALL_OR_NONE: Final = (
     "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{text};\n"
@@ -73,7 +73,7 @@ class MariadbServer:
     clock: Clock | None = None
 
     def options(self) -> dict[str, Any]:
-        """Arguments for either library's ``connect``, beside its flags."""
+        """Return the arguments for either library's ``connect``, except its flags."""
         options: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
@@ -88,7 +88,7 @@ class MariadbServer:
         return options if self.tls is None else {**options, "ssl": self.tls}
 
     def session(self) -> str:
-        """The session settings of Semel's own connections, whatever the server's defaults."""
+        """Return the session settings of Semel's own connections, which override the server's defaults."""
         return (
             "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
@@ -103,13 +103,13 @@ class Greeting(NamedTuple):
     packet_max: int
     rolls_back_on_timeout: bool
     charset: str
-    database: str | None  # in which its transactions are
-    server: str  # of several behind one address, such as the nodes of a cluster
-    session: int  # as the server itself numbers it, also behind a proxy with numbers of its own
+    database: str | None  # the one that its transactions are in
+    server: str  # its identity: several may share one address, such as the nodes of a cluster
+    session: int  # the server's own number for it, also behind a proxy with numbers of its own
 
 
 def greet(server: MariadbServer | None) -> Conversation[Greeting]:
-    """The first statements on a connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
+    """Greet the server on a new connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
 
     Raises ConfigurationError where the server is no MariaDB of the least version.
     """
@@ -135,13 +135,13 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
 
 
 class _Written(str):
-    """SQL that stands for a value as it is."""
+    """A value that is SQL already and is written as it is."""
 
     __slots__ = ()
 
 
 class _Writers(dict[type, Callable[[Any], str]]):
-    """How a value of a type is written, so that most values take no step of Python."""
+    """The writer for each type of value, chosen so that most values take no step of Python."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         if issubclass(kind, int):
@@ -179,7 +179,7 @@ def _of_each(pairs: OfEach) -> str:
     return f"CASE id{''.join([f' WHEN {_bytes(id)} THEN {_WRITERS[type(value)](value)}' for id, value in pairs])} END"
 
 
-# Most texts come again: names of operations and callers, the holder. What is kept for it is small.
+# Most texts recur: names of operations and callers, the holder. The cache of them is small.
 _WRITERS: Final = _Writers(
     {
         type(None): {None: "NULL"}.__getitem__,
@@ -193,7 +193,7 @@ _NOW_INSIDE: Final = _Written("semel_now")  # a compound statement's variable: t
 
 
 def literal(value: Argument) -> str:
-    """A value as SQL. Texts and bytes are written in hexadecimal, which no mode of the server reads otherwise.
+    """Write a value as SQL. Texts and bytes are written in hexadecimal, which every mode of the server reads alike.
 
     >>> literal("é'"), literal(None), literal([1, b"x"]), literal([])
     ("_utf8mb4 x'c3a927'", 'NULL', "(1,x'78')", '(NULL)')
@@ -202,7 +202,7 @@ def literal(value: Argument) -> str:
 
 
 def render(statement: Statement, params: Params | Row, clock: Clock | None, *, now: _Written | None = None) -> str:
-    """A statement with its values; ``:now`` is the clock's where no ``now`` is given."""
+    """Write a statement with its values; ``:now`` is the clock's where no ``now`` is given."""
     assert not isinstance(params, tuple)
     given: dict[str, Any] = {**params, "now": now or (SERVER_NOW if clock is None else clock())}
     if type(rows := given.get("rows")) is RowValues:
@@ -213,7 +213,7 @@ def render(statement: Statement, params: Params | Row, clock: Clock | None, *, n
 
 @cache
 def _template(text: str) -> str:
-    """A statement's text with ``%s`` for each parameter, in their order."""
+    """Return a statement's text with ``%s`` for each parameter, in their order."""
     return _PARAMETER.sub("%s", text.replace("%", "%%"))
 
 
@@ -221,20 +221,20 @@ def _template(text: str) -> str:
 
 
 def converse(make: MakeFlow[T], clock: Clock | None, packet_max: int, *, inside: bool = False) -> Conversation[T]:
-    """A flow as a conversation. ``inside`` a transaction that another party ends.
+    """Turn a flow into a conversation. ``inside`` a transaction that another party ends.
 
-    Raises Refused, and StatementRefused for what fits into no packet of the server's.
+    Raises Refused, and StatementRefused for a request that exceeds the server's packet size.
     """
     for _ in range(TRIES_MAX):
         try:
             return (yield from _once(make(), clock, packet_max, inside=inside))
         except _Undone as undone:
-            last = undone.error  # all of it was rolled back: from the beginning
+            last = undone.error  # all of it was rolled back: start over
     raise last
 
 
 class _Undone(Exception):
-    """The server has rolled the flow's own transaction back."""
+    """The server has rolled back the flow's own transaction."""
 
     def __init__(self, error: MariadbRefused) -> None:
         super().__init__(error)
@@ -315,7 +315,7 @@ def _reserve(text: str, packet_max: int, *, open: bool, begins: bool) -> Convers
         except MariadbRefused as error:  # nothing of this statement is left
             if error.code == LOCK_WAIT_TIMEOUT:
                 return None
-            # In an open transaction what was written before may be gone: its owner decides.
+            # In an open transaction the earlier writes may be gone: its owner decides.
             if error.code != AUTOINC_BUSY or open or again == AUTOINC_TRIES_MAX - 1:
                 raise
             _ = yield AUTOINC_PAUSE
@@ -346,12 +346,12 @@ def _say_group(texts: list[str], packet_max: int, *, open: bool, begins: bool = 
 
 
 def _say_again(text: str, *, open: bool, begins: bool) -> Conversation[list[Result]]:
-    """Say a text, also where a deadlock undid it. ``begins`` a transaction of its own, which it ends."""
+    """Send a text, again if a deadlock undid it. ``begins`` a transaction of its own, which it ends."""
     for again in range(TRIES_MAX):
         try:
             return (yield text)
         except MariadbRefused as error:
-            if begins:  # a lock wait that timed out has rolled back one statement, and the others' locks are held
+            if begins:  # a lock wait that timed out rolled back one statement; the others still hold their locks
                 yield from _roll_back()
             if open or error.code not in CONFLICTS or again == TRIES_MAX - 1:
                 raise
@@ -359,7 +359,7 @@ def _say_again(text: str, *, open: bool, begins: bool) -> Conversation[list[Resu
 
 
 def _groups(texts: Sequence[str], packet_max: int) -> Iterator[list[str]]:
-    """As many as fit into a packet of the server's, and one at least."""
+    """Group the items: as many as fit into one of the server's packets, and at least one."""
     if sum(map(len, texts)) + 2 * len(texts) + FRAME <= packet_max:
         yield list(texts)
         return

@@ -1,7 +1,7 @@
 """PyMySQL: performs the MariaDB store's conversations from threads.
 
-Own connections, in autocommit and READ COMMITTED, that count the rows they *found*: an UPDATE that changes nothing
-of its row has found it all the same, and must not look like a lost lease.
+Its connections are its own, in autocommit and READ COMMITTED, and count the rows they *found*: an UPDATE that leaves
+its row unchanged has found it all the same, and must not look like a lost lease.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PymysqlThreads:
                 if isinstance(error, Lost):
                     if was_idle and not deadline.is_over:  # else the server hangs
                         said = True
-                        continue  # it died while idle: every verb names its nonce, so it may be repeated
+                        continue  # it died while idle: every verb names its nonce and may be repeated
                     raise connection_lost(error) from error
                 if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
@@ -89,7 +89,7 @@ class PymysqlThreads:
 def open_connection(
     connect: Any, server: MariadbServer, deadline: Deadline, *, own: bool = True, **options: Any
 ) -> Taken:
-    """A connection that has been greeted; ``own``: set up as one of Semel's."""
+    """Open and greet a connection; ``own``: set it up as one of Semel's."""
     plain = server.tls is None  # else PyMySQL reads all of the system's certificates for each connection, and tries TLS
     left = deadline.before_sending()
     patience = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), left)
@@ -109,7 +109,7 @@ def open_connection(
 
 
 def close(connection: Any) -> None:
-    """Close it, whatever its state."""
+    """Close a connection in any state."""
     if connection.open:
         connection.close()
 
@@ -152,7 +152,7 @@ def perform(connection: Any, conversation: Conversation[T], deadline: Deadline |
 
 def say(connection: Any, text: str) -> list[Result]:
     """Send one text and read the result of each of its statements."""
-    cursor = connection.cursor(pymysql.cursors.Cursor)  # rows as they are, whatever the user's connection makes of them
+    cursor = connection.cursor(pymysql.cursors.Cursor)  # plain rows, whatever cursor the user's connection has
     cursor.execute(text)
     results: list[Result] = []
     while True:

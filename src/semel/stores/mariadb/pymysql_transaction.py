@@ -1,4 +1,4 @@
-"""ATOMIC units through PyMySQL (see ``mariadb_unit``).
+"""ATOMIC units through PyMySQL (see ``transaction``).
 
 The connection that is handed out ends no transaction: its ``commit()`` keeps the writes for Semel's COMMIT, its
 ``rollback()`` undoes the handler's writes alone.
@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 
 class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[misc]  # the library ships no types
-    """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
+    """A handler's connection. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
-    was_cut = False  # under a statement, which the server may still be at
-    was_lost = False  # under a statement, by the server or the network
+    left_writes = False  # whether the server warned that some writes remain after its own rollback
+    was_cut = False  # during a statement, which the server may still be running
+    was_lost = False  # during a statement, by the server or the network
     _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
+        """Send a statement; refuse one while another thread's is under way, whose answer it would read."""
         if not self.speaking.acquire(blocking=False):
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
             with self._whole():
-                if self._was_undone:  # the next statement's warnings would take the place of those
+                if self._was_undone:  # the next statement's warnings would replace those
                     self._was_undone = False
                     self.left_writes |= is_incomplete(self.show_warnings())
                 found: int = super().query(sql, unbuffered)
@@ -53,7 +53,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             self.speaking.release()
 
     def next_result(self, unbuffered: bool = False) -> int:
-        """The next one of several."""
+        """Read the next result of several."""
         with self._whole():
             found: int = super().next_result(unbuffered)
         return found
@@ -72,7 +72,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """An exchange that an exception from outside cuts leaves an answer unread: the next command would get it."""
+        """Close the connection if an outside exception cuts an exchange: the next command would read its answer."""
         try:
             yield
         except pymysql.MySQLError:
@@ -84,18 +84,18 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
 
     @cached_property
     def speaking(self) -> threading.Lock:
-        """Held while a statement is under way."""
+        """The lock that a thread holds while its statement is under way."""
         return threading.Lock()
 
     def cut(self) -> None:
-        """End it under the statement that is under way: a close alone would wait for its reader."""
+        """Shut the socket down during a statement: a close alone would wait for the statement's reader."""
         self.was_cut = True
         if self._sock is not None:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def begin(self) -> None:
-        """It has begun."""
+        """Do nothing inside a unit, whose transaction has begun already."""
         if self.transaction is None:
             super().begin()
 
@@ -115,7 +115,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
 
 
 def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
-    """The same session under another object; the one that a handler may have kept, also in cursors, is closed."""
+    """Move the session to another object, and close the one that a handler or its cursors may have kept."""
     fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
@@ -138,7 +138,7 @@ class PymysqlUnit:
         self._begun = False
         self._ended = False
         self._was_handed_out = False
-        self.is_undecided = False  # whether its session may still be at a statement
+        self.is_undecided = False  # whether its session may still be running a statement
         self.left_writes = False  # known once it is rolled back
         self._transaction = self._new_transaction()
 
@@ -147,7 +147,7 @@ class PymysqlUnit:
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on.
+        """Return the handler's connection.
 
         Raises pymysql.err.InterfaceError after the end: the session is another command's by then.
         """
@@ -199,12 +199,12 @@ class PymysqlUnit:
             close(self.connection)
 
     def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+        if self._pid != os.getpid():  # a forked handler must not use its parent's connection
             self._ended = True
         return self._ended
 
     def hand_out(self) -> Any:
-        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        """Hand out the connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self.connection.transaction = self._transaction
         self._deadline = None
         self._was_handed_out = True
@@ -242,7 +242,7 @@ class PymysqlUnit:
         return stands
 
     def rollback(self) -> None:
-        """End it. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         if self._is_over():
             return
         deadline = self._call()
@@ -264,7 +264,7 @@ class PymysqlUnit:
             self._end_unanswered(deadline)
 
     def _end_unanswered(self, deadline: Deadline) -> None:
-        """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
+        """End a unit whose ROLLBACK was not answered: check on another connection that it ended, and what remains."""
         connection, greeting = self._taken
         self._ended = True
         self.left_writes |= connection.left_writes
@@ -313,12 +313,12 @@ class PymysqlUnitPool:
         self.lifo: ConnectionPool[Taken] = ConnectionPool(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited.append(self.lifo)
         self._begin()
 
     def begin(self) -> PymysqlUnit:
-        """A unit on a connection of its own.
+        """Begin a unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -327,17 +327,17 @@ class PymysqlUnitPool:
         return PymysqlUnit(self, taken, deadline, was_idle=was_idle)
 
     def instead_of(self, taken: Taken, deadline: Deadline) -> Taken:
-        """A new connection for one that was lost, and probably all idle ones with it."""
+        """Open a connection in place of one that was lost, and probably all idle ones with it."""
         close(taken[0])
         self.close()
         return self._open(deadline)
 
     def open_another(self, deadline: Deadline) -> Taken:
-        """A connection in the place of one that is closed, to be closed as well. Raises StoreUnavailable."""
+        """Open a connection in place of a closed one; the caller closes it. Raises StoreUnavailable."""
         return self._open(deadline)
 
     def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return the connection to the pool, or drop it if it is not sound."""
         if sound:
             self.lifo.give(taken)
         else:
@@ -350,6 +350,6 @@ class PymysqlUnitPool:
         return taken
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self.lifo.forget_idle():
             close(connection)

@@ -12,10 +12,10 @@ from semel.stores.sql.statements import Execute, Params, Query, Row, Statement
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """A parameter: what follows VALUES, several rows of values.
+    """A parameter that follows VALUES: several rows of values.
 
-    Parameters: ``each`` the text of one row; ``own`` the parameters in it that differ, whose ``values`` each row has in
-    their order. All others are the statement's.
+    Parameters: ``each`` the text of one row; ``own`` the parameters that differ between rows; ``values`` those of each
+    row, in that order. All others are the statement's.
     """
 
     each: Statement
@@ -24,7 +24,7 @@ class RowValues:
 
 
 class OfEach(tuple[tuple[bytes, Any], ...]):
-    """A parameter: each record's own value, of the record in whose row it is read. Pairs of an id and a value."""
+    """A parameter with one value for each record, as pairs of an id and a value; a row reads its own record's."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ class OfEach(tuple[tuple[bytes, Any], ...]):
 class SeveralStatements(Ask[list[Any]]):
     """Independent statements in one round trip and one commit; the replies in their order.
 
-    Where they are more than one packet of the server's may hold, they are sent in parts, each committed by itself.
+    If they exceed the server's packet size, they are sent in parts, each committed by itself.
     """
 
     __slots__ = ("parts",)
@@ -52,9 +52,9 @@ class SettleAnd(Execute):
 
 
 class SettleTogether(Ask[bool]):
-    """A writing statement that must find so many rows, in a commit of its own: False where it did not write them all.
+    """A writing statement in its own commit that must find so many rows; the reply is False if it did not.
 
-    Then it has written none of them, as where it does not fit into a packet or where a transaction is open.
+    Then it has written no row. The reply is also False if it does not fit into a packet or a transaction is open.
     """
 
     __slots__ = ("count", "params", "statement")
@@ -66,9 +66,9 @@ class SettleTogether(Ask[bool]):
 
 
 class Reserve(Ask[list[Row] | None]):
-    """The rows of one claiming statement; None, and nothing of it written, where a lock is held for too long.
+    """A claiming statement; the reply is its rows, or None if a lock is held for too long: nothing was written.
 
-    Parameters: ``divides`` whether it is of several records: None, too, where it does not fit into a packet;
+    Parameters: ``divides`` whether it claims several records: then None also where it does not fit into a packet;
     ``is_compound`` whether it is a part of a compound statement, in a commit of its own unless a transaction is open.
     """
 

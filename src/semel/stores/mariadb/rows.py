@@ -1,8 +1,8 @@
 """The MariaDB store's row operations: claim, settle and replace, a batch at a time.
 
-A claim is one statement, which inserts a new key's record and returns the record that is there; ``decide`` says
-what that means. The nonce tells who won, never a count of rows. A batch of claims is one statement as well, and so is
-a batch of answers, which is written if it finds all of its records, and else one by one.
+A claim is one statement, which inserts a new key's record and returns the record that is there; ``decide`` rules on it.
+The nonce tells who won, never a count of rows. A batch of claims is one statement as well. So is a batch of answers, if
+it finds all of its records; otherwise they are written one by one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
 ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
-TOGETHER_BYTES_MAX: Final = 64 * 1024  # of answers that one statement writes: what is larger gains nothing by it
+TOGETHER_BYTES_MAX: Final = 64 * 1024  # of answers that one statement writes; larger ones gain nothing by it
 _NONCE: Final = Record._fields.index("nonce")
 _claimed_columns = itemgetter(
     *map(Record._fields.index, ("format", "recipe", "fingerprint", "settled_at", *Grant._fields))
 )
-WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
+WAIT_SECONDS: Final = 1  # for a record's lock that no ATOMIC unit holds: its commit is on its way
 
 
 def _where_opened(claim: Statement) -> Statement:
-    """The claim that writes nothing, and returns no row, where the server has another store than ``:store``.
+    """Write the claim that inserts nothing, and returns no row, if the server has another store than ``:store``.
 
     Not as ``INSERT … SELECT … WHERE``: that takes the table's AUTO-INC lock, which it keeps while it waits for the lock
     of a record, and every other claim waits for it. Nor as a look inside ``VALUES``, which locks the store's row.
@@ -75,7 +75,7 @@ _SETTLE_TOGETHER: Final = compose(
 def claim_all(
     claims: Sequence[Claim], verdicts: Verdicts, *, store_id: str | None = None, in_unit: bool = False
 ) -> Flow[None]:
-    """Claims of different ids. Adds their verdicts.
+    """Claim records of different ids, and add their verdicts.
 
     Parameters: ``store_id`` of the store that this process has opened, None where it may be any; ``in_unit`` in a
     transaction that is open already.
@@ -98,7 +98,7 @@ def claim_all(
                 told = find_replay(seen, claim[0], claim[4], claim[5], now)
             if told is None:
                 yield from VERSIONS.decide(claim, now, seen, verdicts, in_unit=in_unit)
-            else:  # what the rule says of it, too: nothing more is written for it
+            else:  # the rule would say the same, and nothing more is written
                 verdicts[claim[:2]] = told
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
@@ -109,10 +109,10 @@ def claim_all(
 
 
 def _reserve(claims: list[Claim], wait: int, store_id: str | None) -> Flow[dict[bytes, Row]]:
-    """The row of each claim whose lock was to be had.
+    """Return the row of each claim whose lock was free.
 
-    The last one that was answered: Galera says a statement of its own again that another node's has undone
-    (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
+    Of several rows the last one counts: Galera itself retries a statement that another node's has undone
+    (``wsrep_retry_autocommit``), and has sent the rows of the undone run by then.
     """
     several = len(claims) > 1
     query = _claiming(claims, wait, store_id)
@@ -160,7 +160,7 @@ def _are_alike(values: Sequence[Any]) -> bool:
 
 
 def record(row: Row) -> Record:
-    """The record of a row that begins with the time."""
+    """Make the record of a row that begins with the time."""
     seen: Record = tuple.__new__(Record, row[1:])
     return seen
 
@@ -188,12 +188,12 @@ def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _names_of(scope: Scope) -> dict[str, Value]:
-    """A caller's names, which come again with each command."""
+    """Return a caller's names, which recur with each command."""
     return dict(scope._asdict())
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
-    """The records of these ids, each with the time to decide by."""
+    """Read the records of these ids, each with the time to decide by."""
     if not ids:
         return {}
     rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
@@ -201,7 +201,7 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
 
 
 def replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[bool]:
-    """Write over the version that was seen; False where it is not there any more.
+    """Overwrite the version that was seen; return False if it has changed since.
 
     Parameters: ``steps`` the list that it must still have.
     """
@@ -213,7 +213,7 @@ def replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[b
 
 
 def replacing(seen: Record, written: Record, steps: bytes | None = None) -> Mapping[str, Argument]:
-    """The parameters of ``write_record``."""
+    """Return the parameters of ``write_record``."""
     params: dict[str, Argument] = written._asdict()
     params["seen_fence"] = seen.fence
     params["seen_nonce"] = seen.nonce
@@ -229,8 +229,8 @@ VERSIONS: Final = Versions(look, replace, MARIADB)
 
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-    """Settlements in their order: answers in one round trip, everything else by the rule."""
-    # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+    """Settle in order: answers in one round trip, everything else by the rule."""
+    # Only an answer ends a record in any state; the rules decide about every other settlement.
     ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
     firsts = sorted({settlement.id: settlement for settlement in reversed(ends)}.values(), key=_by_id)
     settled: set[int] = set()
@@ -246,7 +246,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
 
 
 def _settle_together(settlements: Sequence[Settlement]) -> Flow[bool]:
-    """Whether these answers of different records were written by one statement; else none of them was."""
+    """Write answers of different records by one statement; False if it wrote none of them."""
     ids, fences, nonces, states, answers, kinds, doubts, codes, refs, types, names, _, _ = zip(
         *settlements, strict=True
     )
@@ -285,7 +285,7 @@ def _settle_together(settlements: Sequence[Settlement]) -> Flow[bool]:
 
 
 def settle_one(settlement: Settlement) -> Execute:
-    """The statement that writes a holder's answer."""
+    """Return the statement that writes a holder's answer."""
     answer = settlement.answer
     block = None if answer is None else pack_headers(answer.headers)
     kept = settlement.answer_kind in STORED_ANSWERS
@@ -313,7 +313,7 @@ def settle_one(settlement: Settlement) -> Execute:
 
 
 def find_first_grant(row: Record, claim: Claim, now: int) -> Proceed | None:
-    """The grant of a record that this attempt has written at this very time; None wherever it takes more to tell.
+    """Return the grant of a record that this attempt has just written; None if only the rules can tell.
 
     As :func:`~semel.core.decide.decide` for a claim read back, where the whole grant is that of a new key.
     """

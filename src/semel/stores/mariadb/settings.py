@@ -67,7 +67,7 @@ def _durability(settings: Mapping[str, str]) -> Observed:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     remedy = "set innodb_flush_log_at_trx_commit=1"
     if flush == "0":
-        detail = "commits are written once a second: when the server dies, it has forgotten what it acknowledged"
+        detail = "commits are written once a second: a server crash loses the last acknowledged commits"
         return Observed("durability", "forgets", detail, remedy)
     if flush == "2":
         detail = "commits reach the disk once a second: a power failure loses the last of them"

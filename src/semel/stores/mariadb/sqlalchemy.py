@@ -1,9 +1,8 @@
-"""SQLAlchemy on a unit's connection: an UPDATE counts the rows that it found, also those that it leaves as they were.
+"""SQLAlchemy on a unit's connection: an UPDATE counts all rows that it found, changed or not.
 
-SQLAlchemy opens its own connections so (``CLIENT.FOUND_ROWS``), and its ORM takes a row that is not counted for one
-that another process has deleted. A unit's connection counts as its library does by default, the rows that were changed,
-because a handler may write on it without SQLAlchemy. The server tells both numbers, so that SQLAlchemy's cursors read
-the other one.
+SQLAlchemy opens its own connections with ``CLIENT.FOUND_ROWS``; its ORM assumes that a row missing from the count was
+deleted by another process. A unit's connection counts changed rows, the default of its library, because a handler may
+write on it without SQLAlchemy. The server sends both numbers, so SQLAlchemy's cursors read the count of found rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def count_found_rows(dialect: Dialect) -> None:
 
 
 def found_rows(query: str, message: bytes | None, counted: int) -> int:
-    """The rows that a statement found, from the message behind it, whose words are in the server's language.
+    """Read how many rows a statement found from its message, whose words are in the server's language.
 
     >>> found_rows("UPDATE cart SET n = 1", b"Rows matched: 3  Changed: 1  Warnings: 0", 1)
     3
@@ -46,7 +45,7 @@ class _FoundRows:
     root_connection: Any
 
     def create_default_cursor(self) -> Any:
-        """A cursor that counts so."""
+        """Create a cursor that counts found rows."""
         return self.root_connection.connection.cursor(_counting(self.dialect.dbapi.cursors.Cursor))
 
 
@@ -57,7 +56,7 @@ class _FoundRowsAsync:
     root_connection: Any
 
     def create_default_cursor(self) -> Any:
-        """A cursor that counts so."""
+        """Create a cursor that counts found rows."""
         unit = self.root_connection.connection.driver_connection
         known = unit._cursor_cls
         unit._cursor_cls = _counting_async(self.dialect.dbapi.asyncmy.cursors.Cursor)

@@ -1,7 +1,7 @@
-"""The MariaDB store: one statement a claim or a batch of them, another for a batch of answers, and the rules.
+"""The MariaDB store: one statement for a claim or a batch of claims, and one for a batch of answers.
 
-Under READ COMMITTED, with no lock held between a read and its write: what must replace a record (a takeover, a
-resolution) is written by compare-and-set on the version that was read, and read again where another writer was quicker.
+It runs under READ COMMITTED and holds no lock between a read and its write. A takeover or a resolution replaces a
+record by compare-and-set on the version that was read; where another writer was quicker, it is read again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MariadbStore(VersionedStore):
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         verdicts: Verdicts = {}
         left = list(claims)
-        while left:  # one batch, the same key twice: the others meet what the first has written
+        while left:  # the same key twice in one batch: the others meet the first one's record
             firsts: dict[bytes, Claim] = {}
             for claim in left:
                 firsts.setdefault(claim.id, claim)

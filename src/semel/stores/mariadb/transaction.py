@@ -1,8 +1,8 @@
 """An ATOMIC unit on MariaDB: one transaction that holds the record and the handler's own writes.
 
 BEGIN travels with the claim and COMMIT with the settle. A savepoint with a random name follows the claim:
-COMMIT, ROLLBACK and DDL (which commits by itself) remove it, and no one else knows its name. So the settle
-releases it first, and where that fails the claim is not this transaction's own any more: the server goes no further.
+COMMIT, ROLLBACK and DDL (which commits by itself) remove it, and no one else knows its name. So the settle releases it
+first. If that fails, the claim is no longer this transaction's own, and the server stops there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
-POLL_SECONDS: Final = 0.02  # between looks at a session that is to end
+POLL_SECONDS: Final = 0.02  # between two checks of a session that is about to end
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
     "IF NOT (BINARY DATABASE() <=> {database}) THEN "
@@ -81,7 +81,7 @@ _PLAIN_TABLES: Final = (
 
 
 class Transaction:
-    """What one unit says to the server. ``joined``: the transaction is the user's, who begins and ends it."""
+    """The statements of one unit. ``joined``: the transaction is the user's, who begins and ends it."""
 
     def __init__(self, clock: Clock | None, greeting: Greeting, *, joined: bool = False) -> None:
         self.name = f"semel_{secrets.token_hex(8)}"
@@ -94,7 +94,7 @@ class Transaction:
         self._saved = False
 
     def run(self, make: MakeFlow[T]) -> Conversation[T]:
-        """A flow inside the transaction. What it writes comes before the savepoint, where no rollback to that ends."""
+        """Run a flow inside the transaction, before the savepoint: no rollback to it undoes the flow's writes."""
         inner = converse(make, self._clock, self._packet_max, inside=True)
         try:
             text = next(inner)
@@ -124,7 +124,7 @@ class Transaction:
             try:
                 return (yield text)
             except MariadbRefused as error:
-                if is_elsewhere(error) and not self._joined:  # left there by an earlier handler: as good as lost
+                if is_elsewhere(error) and not self._joined:  # an earlier handler left it there: treat it as lost
                     raise Lost(error.code, error.text) from error
                 if error.code != AUTOINC_BUSY:
                     raise
@@ -136,10 +136,10 @@ class Transaction:
         raise AssertionError("unreachable")
 
     def _check_whole(self, error: MariadbRefused) -> Conversation[None]:
-        """See whether the user's transaction is still there.
+        """Check that the user's transaction still exists.
 
-        The server does not report a deadlock at the AUTO-INC lock as one, and takes the transaction to be open. InnoDB
-        has rolled it back, with the user's writes and with the savepoint that was set before the claim.
+        The server does not report a deadlock at the AUTO-INC lock as one, and assumes an open transaction. InnoDB has
+        rolled it back, with the user's writes and with the savepoint that was set before the claim.
 
         Raises Refused as for any other deadlock.
         """
@@ -150,12 +150,12 @@ class Transaction:
             raise MariadbRefused(DEADLOCK, error.text) from missing
 
     def undo(self) -> str:
-        """What the handler wrote is undone; the record stays claimed."""
+        """Undo the handler's writes; the record stays claimed."""
         return f"ROLLBACK TO SAVEPOINT {self.name}"
 
     def keep(self) -> str:
-        """What the handler wrote is kept, whatever is undone later. Where the transaction is over, nothing is: a new
-        savepoint would make the next one pass for it.
+        """Keep the handler's writes, whatever is undone later. If the transaction is over, set no savepoint: the next
+        transaction would pass for it.
         """
         return _KEEP.format(name=self.name)
 
@@ -177,10 +177,10 @@ class Transaction:
 
 
 def witness_end(session: int | None, seconds: float, *, is_there: bool, stops: bool) -> Conversation[tuple[bool, bool]]:
-    """Whether a handler's session has ended, whose ROLLBACK was not answered, and whether writes of it may remain.
+    """Find out if a handler's session, whose ROLLBACK was not answered, has ended, and if its writes may remain.
 
-    On another connection of the same user, who may stop his own sessions. A server does not notice that its client
-    has gone while it is at a statement. Where a session is listed no more, its transaction is rolled back.
+    It asks on another connection of the same user, who may stop their own sessions. While a server runs a statement it
+    does not notice that the client has gone. Once a session is no longer listed, its transaction is rolled back.
 
     Parameters: ``session`` that may still be at a statement; None where none can be. ``is_there`` whether this
     connection is to the session's own server: another one would stop a stranger's. ``stops`` whether it is stopped:
@@ -219,7 +219,7 @@ def is_not_ours(error: MariadbRefused) -> bool:
 
 
 def undone(*, has_ended: bool) -> StoreError:
-    """The error to raise where a handler ended before its own statement did: its connection was closed under that.
+    """Make the error to raise if a handler ended before its statement did, whose connection was then closed.
 
     Parameters: ``has_ended`` whether its session was seen to have ended.
     """
@@ -229,7 +229,7 @@ def undone(*, has_ended: bool) -> StoreError:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the server rolled a handler's transaction back because of another one: it may be run again."""
+    """Whether the server rolled back a handler's transaction because of another one, so that it may run again."""
     return not _codes(error).isdisjoint(CONFLICTS)
 
 
@@ -240,7 +240,7 @@ def is_stopped(error: BaseException) -> bool:
 
 
 def _codes(error: BaseException) -> set[object]:
-    """The server's numbers in an error of either library, or in those that another one was made of."""
+    """Return the server's error numbers in an error of either library, or in its causes."""
     return {each.args[0] for each in _theirs(error) if each.args and isinstance(each.args[0], int)}
 
 

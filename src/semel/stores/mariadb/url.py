@@ -20,7 +20,7 @@ _DATABASE: Final = re.compile(r"[^/\0]{1,64}")
 
 
 def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """The backend of a ``mysql://`` or ``mariadb://`` URL. Removes the options that it knows from ``options``.
+    """Make the backend of a ``mysql://`` or ``mariadb://`` URL. Removes the options that it knows from ``options``.
 
     Threads use PyMySQL and event loops asyncmy, whichever of them the scheme names: SQLAlchemy's URLs are understood.
 
@@ -79,7 +79,7 @@ def _tls(wanted: str, ca: str | None) -> ssl.SSLContext | None:
 
 
 def mariadb_backend(server: MariadbServer, scheme: str = "mysql") -> Backend:
-    """The backend of a MariaDB server; ``scheme`` names it as its URL did.
+    """Make the backend of a MariaDB server; ``scheme`` names it as its URL did.
 
     Raises ConfigurationError where the client libraries are not installed.
     """

@@ -31,7 +31,7 @@ class LocalDriver:
         begin_in_children(self)
 
     def begin_process(self) -> None:
-        """In a forked child: never answer."""
+        """Refuse every call in a forked child."""
         self._lock, self._table = _ClosedInChildren(), Table()
 
     def run(self, make: MakeFlow[T]) -> T:

@@ -91,7 +91,7 @@ class Table:
     quotas: dict[bytes, Usage] = field(default_factory=dict)
 
     def row(self, id: bytes) -> Record | None:
-        """The record of this id. One that was not read yet is made, and kept as it was made."""
+        """Return the record of this id. Make one that was not read yet, and keep it."""
         found: Any = self.records.get(id)
         if found is None or type(found) is Record:
             return found
@@ -106,7 +106,7 @@ class Table:
         return row
 
     def rows(self) -> Iterator[Record]:
-        """All records, in the order of creation."""
+        """Yield all records, in the order of creation."""
         for id in tuple(self.records):
             row = self.row(id)
             assert row is not None
@@ -126,9 +126,9 @@ class Table:
             self.running.discard(id)
 
     def place(self) -> None:
-        """Give the records that came since the last time their places in the order of creation.
+        """Give the records since the last call their places in the order of creation.
 
-        Only those who page through records need them, so a claim does without.
+        Only pages of records need places, so a claim assigns none.
         """
         seqs, new = self.seqs, []
         for id in reversed(self.records):
@@ -144,7 +144,7 @@ class Table:
         self.next_seq += len(new)
 
     def of_operation(self, operation_id: bytes) -> Record | None:
-        """The record of an operation. Few ask, so that records are listed by their operations only then."""
+        """Return the record of an operation. Few callers ask, so the index by operation is built only then."""
         for seq, id in self.after(self.named_seq):
             found: Any = self.records[id]
             self.by_operation[(found if type(found) is Record else found[0]).operation_id] = id
@@ -153,11 +153,11 @@ class Table:
         return None if id_found is None else self.row(id_found)
 
     def states(self, ids: Sequence[bytes]) -> dict[bytes, int]:
-        """The states of those of these records that are there."""
+        """Return the states of those of these records that exist."""
         return {id: row.state for id in ids if (row := self.row(id)) is not None}
 
     def take_place(self, claim: Claim, allowance: Allowance, now: int) -> Verdict | None:
-        """Take a place of the claim's quota for a new record; what it meets where there is none."""
+        """Take a place of the claim's quota for a new record; return the verdict if none is free."""
         usage = self.quotas.get(allowance.id)
         usage, refused = take(usage, allowance, claim.id, self.states(must_look(usage, allowance)), now)
         if usage is not None:
@@ -165,7 +165,7 @@ class Table:
         return refused
 
     def forget_quotas(self, now: int) -> int:
-        """Drop the usage of callers who have none; how many."""
+        """Drop the quotas of callers without usage, and return how many."""
         before = len(self.quotas)
         listed = {id: self.states([each for each, _ in usage.listed]) for id, usage in self.quotas.items()}
         for id, states in listed.items():
@@ -187,12 +187,12 @@ class Table:
             self.order = [(seq, id) for id, seq in self.seqs.items()]  # in the order in which they were put
 
     def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """The records behind a place, in the order of creation."""
+        """Return the records after a place, in the order of creation."""
         self.place()
         return self._places(range(bisect_left(self.order, (seq + 1, b"")), len(self.order)))
 
     def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
-        """The records before a place, the newest first."""
+        """Return the records before a place, the newest first."""
         self.place()
         end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
         return self._places(range(end - 1, -1, -1))
@@ -215,7 +215,7 @@ class TableCall(Ask[R]):
 
 
 def first_row(claim: Claim, grant: Grant) -> Record:
-    """The record that the first grant of a key writes."""
+    """Make the record that the first grant of a key writes."""
     terms = claim.terms
     claimed: tuple[Any, ...] = claim
     granted: tuple[Any, ...] = grant
@@ -245,7 +245,7 @@ def first_row(claim: Claim, grant: Grant) -> Record:
 
 
 def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
-    """The record that a new grant writes over what was there."""
+    """Make the record that a new grant writes over the former one."""
     row_now = first_row(claim, grant)
     if row is None:
         return row_now
@@ -254,7 +254,7 @@ def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
 
 
 def claim_on(table: Table, claim: Claim, now: int) -> Verdict | int:
-    """Decide one attempt, and write what it grants. Of a key that was never seen, the fence of its first grant."""
+    """Decide one attempt, and write its grant. For a new key, return the fence of its first grant."""
     id = claim.id
     found = table.records.get(id)
     if found is None:
@@ -295,7 +295,7 @@ def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
 
 
 def write(verb: str, make: Callable[[Table, int], Sequence[Record | None]]) -> Flow[list[bool]]:
-    """Write what becomes of several records, once all of it is known; False where nothing does."""
+    """Write the new rows of several records, once all are known; return which had one."""
 
     def act(table: Table, now: int) -> list[bool]:
         rows = make(table, now)

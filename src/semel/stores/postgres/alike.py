@@ -1,4 +1,4 @@
-"""Batches whose rows have most columns in common: what is the same in all of them travels once, as a plain value.
+"""Batches whose rows share most columns: a value that all rows share travels once, as a plain value.
 
 Commands of one operation and caller have their names, terms and holder in common, commands of one policy their terms
 and holder, and most answers their status and headers. Then a claim has six or nine arrays instead of twenty, and a
@@ -29,7 +29,7 @@ id_of: Final = itemgetter(0)  # of a claim or a settlement
 def with_shared(statement: Statement, own: Sequence[str], name: str = "alike") -> Statement:
     """Write a statement over rows of arrays with plain values for all columns but a row's ``own``.
 
-    Parameters: ``name`` that is put behind the statement's.
+    Parameters: ``name`` is appended to the name of the statement.
 
     >>> text = "SELECT w.id, w.holder FROM unnest(:id::bytea[], :holder::text[]) AS w (id, holder)"
     >>> with_shared(compose("seen", text), ["id"]).text
@@ -53,7 +53,7 @@ SETTLEMENTS_OWN: Final = ("id", "fence", "nonce", "answer_digest", "body")
 
 
 def claims_alike(claims: Sequence[Claim], store_id: str | None) -> tuple[bool, dict[str, Argument]] | None:
-    """Return what claims in the same terms write, and whether they share a scope; None where their terms differ."""
+    """Return what claims with equal terms share, and whether they share a scope; None if their terms differ."""
     count = len(claims)
     ids, nonces, scopes, key_hashes, recipes, fingerprints, operation_ids, holders, terms, _, _, quotas = zip(
         *claims, strict=True
@@ -91,9 +91,9 @@ def names_of(scope: Scope) -> dict[str, Value]:
 
 
 def settlements_alike(settlements: Sequence[Settlement]) -> dict[str, Argument] | None:
-    """Return what settlements write that differ only in their own columns; None where they differ in more.
+    """Return the values shared by settlements that differ only in their own columns; None where they differ in more.
 
-    Or where one of them is no answer: the rules say what becomes of such a record.
+    Also None where one of them is no answer: the rules decide about such a record.
     """
     count = len(settlements)
     ids, fences, nonces, states, answers, kinds, doubts, codes, refs, types, names, _, _ = zip(

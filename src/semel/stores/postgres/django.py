@@ -36,7 +36,7 @@ def join_django(connection: Any, home: PostgresHome) -> JoinedPostgres:
 
 
 class JoinedInTest(JoinedPostgres):
-    """In a TestCase the block is a savepoint of a transaction that is never committed: nothing needs to be proven."""
+    """A block in a TestCase: a savepoint of a transaction that never commits, so nothing needs to be proven."""
 
     def _values(self, needed: Ask[Any]) -> tuple[str, list[Any]]:
         assert isinstance(needed, Query)
@@ -45,7 +45,7 @@ class JoinedInTest(JoinedPostgres):
         return super()._values(needed)
 
     def settle(self, needed: Ask[Any]) -> bool:
-        """Settle by the ordinary statement. False: nothing was there to settle."""
+        """Settle by the ordinary statement. Return False if there was nothing to settle."""
         assert isinstance(needed, Query)
         if not self._line.is_open():
             return False

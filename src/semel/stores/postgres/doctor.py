@@ -34,7 +34,7 @@ def _look_at_connections() -> Flow[list[DoctorFinding]]:
 
 
 def _look_at_tables() -> Flow[list[DoctorFinding]]:
-    """Judge the database's tables that an ATOMIC transaction cannot vouch for."""
+    """Judge the database's tables that an ATOMIC transaction does not cover."""
     found = yield from ask(Query(SQL["other_tables"], {}))
     return [tables({str(name): str(kind) for name, kind in found})]
 

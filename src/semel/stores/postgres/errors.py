@@ -1,4 +1,4 @@
-"""What a PostgreSQL error means to Semel: one place for all client libraries, with the remedy in the message.
+"""Maps PostgreSQL errors to Semel's, for all client libraries, with the remedy in the message.
 
 The question is always the same: is it certain that the statement did nothing? An error that the server
 reports has rolled the statement back. A connection that was lost, a time-out and a cancelled wait for a
@@ -30,8 +30,8 @@ _REMEDIES: Final = {
     "40001": "a conflict with another transaction: retry with the same key",
     "40P01": "a deadlock with another transaction: retry with the same key",
     "42501": "this user may not use Semel's tables: grant it SELECT, INSERT, UPDATE and DELETE on them",
-    "42701": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
-    "42P07": "a part of Semel's tables is there, and their version is not: restore them all from one backup",
+    "42701": "some of Semel's tables exist, but their version is missing: restore them all from one backup",
+    "42P07": "some of Semel's tables exist, but their version is missing: restore them all from one backup",
     "53100": "the server's disk is full: make room; answers already stored are still replayed",
     "53200": "the server is out of memory",
     "53300": "the server has no connection left: raise max_connections, or lower the URL's connections_max",
@@ -40,20 +40,20 @@ _REMEDIES: Final = {
 }
 _MIGRATES: Final = "migrate as the schema's owner, or GRANT USAGE, CREATE on it to this user"
 _CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on it"
-_CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: a retry may well succeed
 # A statement was cancelled, or waited too long for a lock; a transaction was idle, or open, for too long.
 _STOPPED: Final = frozenset({"57014", "55P03", "25P03", "25P04"})
 # What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
 _OF_A_FUNCTION: Final = ("22", "38", "39", "42")  # of values, of routines, of names; a conflict or a time-out is not
 _WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
-_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
-# What libpq refuses to send, on a connection that is as good as before.
+_UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended during a statement
+# libpq refuses to send these; the connection stays sound.
 _UNSENDABLE: Final = ("number of parameters must be", "another command is already in progress")
 
 
 def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
-    """Make the error to raise for what a client library raised while a statement was on its way."""
+    """Make the error to raise for an exception of a client library while a statement was on its way."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     if sqlstate is None or _ends_connection(sqlstate):
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
@@ -79,7 +79,7 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
 
 
 def of_a_trigger(error: BaseException) -> HandlerRefused | None:
-    """Make the error for what a function of the application's did wrong while Semel settled and committed.
+    """Make the error for a failed database function of the application's while Semel settled and committed.
 
     Semel has no functions in the database, so an error that a function raised (it has a context) comes from a trigger;
     a deferred one runs at COMMIT. None for every other error, and for one that does not say what went wrong.
@@ -91,7 +91,7 @@ def of_a_trigger(error: BaseException) -> HandlerRefused | None:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the server rolled back because of another transaction, by whichever library (or wrapper) it was told."""
+    """Whether the server rolled back because of another transaction, in an error of any library (or wrapper)."""
     return any(getattr(each, "sqlstate", None) in _CONFLICTS for each in with_causes(error))
 
 
@@ -123,7 +123,7 @@ def _ends_connection(sqlstate: str) -> bool:
     return sqlstate in _UNDECIDED or sqlstate.startswith("08")
 
 
-# libpq tells of a refused connection by words alone; asyncpg by its SQLSTATE.
+# libpq reports a refused connection by text alone, asyncpg by its SQLSTATE.
 _WORDS: Final = (
     ("password authentication failed", "28P01"),
     ("no pg_hba.conf entry", "28000"),
@@ -140,7 +140,7 @@ _WORDS: Final = (
 _OPTION: Final = "an option of the URL is wrong: correct it, or leave it out"
 _TLS: Final = "TLS failed: check the URL's sslmode and sslrootcert, and whether the server has TLS at all"
 _SESSION: Final = "the URL's target_session_attrs asks for another kind of server: name that server, or leave it out"
-# What the library finds wrong by itself, whether or not a server runs.
+# Errors that the library finds by itself, whether or not a server runs.
 _OF_THE_LIBRARY: Final = (
     (" for connection option", _OPTION),
     ("invalid sslmode", _OPTION),
@@ -167,5 +167,5 @@ def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     """Make the error for a connection that could not be opened: nothing was sent."""
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
-    # libpq quotes a URL that it cannot read, with what is secret in it
+    # libpq quotes a URL that it cannot read, including its secrets
     return StoreUnavailable(f"PostgreSQL cannot be reached: {hide_password(text)} ({remedy})")

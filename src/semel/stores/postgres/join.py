@@ -1,4 +1,4 @@
-"""Joining the user's own transaction on PostgreSQL: the record commits with their writes, and they commit.
+"""Joins the user's own transaction on PostgreSQL: the record commits with their writes, when they commit.
 
 The transaction may have begun already, and have read and written: a claim never waits for a lock, and sees its own
 statement's snapshot. Only the user ends the transaction; where the join began it, and it met a
@@ -41,7 +41,7 @@ _IN_FAILED: Final = "25P02"
 
 
 class LineFailed(Exception):
-    """A statement failed on the user's connection. ``error`` is what to raise instead; the cause is the library's."""
+    """A statement failed on the user's connection. Raise ``error`` instead; its cause is the library's."""
 
     def __init__(self, sqlstate: str | None, error: SemelError) -> None:
         super().__init__(str(error))
@@ -52,11 +52,11 @@ class LineFailed(Exception):
 class Line(Protocol):
     """The user's transaction, as a client library reaches it."""
 
-    target: Any  # what the user gave
-    session: Any  # the library's connection, which tells whether its database was looked at before
+    target: Any  # the object that the user passed
+    session: Any  # the library's connection, by which a database that was checked before is recognised
 
     def execute(self, text: str, values: list[Any]) -> Any:
-        """Rows as tuples; awaited on a loop. Raises LineFailed."""
+        """Return rows as tuples; awaited on a loop. Raises LineFailed."""
 
     def is_open(self) -> bool:
         """Whether a transaction is open, and still the one that was joined as far as the client knows."""
@@ -67,7 +67,7 @@ class Line(Protocol):
         """
 
     def end(self) -> Any:
-        """Roll back what the join itself began, and nothing else; awaited on a loop."""
+        """Roll back a transaction that the join itself began, and no other; awaited on a loop."""
 
     def fail(self) -> None:
         """Mark the transaction for rollback, where the library can: the settlement was refused."""
@@ -89,7 +89,7 @@ class PostgresHome:
 
     @property
     def unmet(self) -> bool:
-        """Whether the store's own identity was not read yet."""
+        """Whether the store's own identity has yet to be read."""
         return self._store_id is None
 
     def meet(self, mine: Identity | None) -> None:
@@ -99,14 +99,14 @@ class PostgresHome:
         self._store_id = mine.store_id
 
     def admit(self, session: Any, theirs: Identity | None) -> None:
-        """Compare what a connection sees with the store's own. Raises JoinRefused."""
+        """Compare the identity that a connection reads with the store's own. Raises JoinRefused."""
         if theirs is None or theirs.store_id != self._store_id:
             raise JoinRefused(ELSEWHERE)
         self._known.add(session)
 
 
 class _Joined:
-    """What both forms share."""
+    """The shared part of both forms."""
 
     def __init__(self, line: Line, home: PostgresHome) -> None:
         self._line = line
@@ -167,7 +167,7 @@ class JoinedPostgres(_Joined):
         return True
 
     def rollback(self) -> None:
-        """End what the join itself began and in which nothing was written: the claim met a verdict."""
+        """End the empty transaction that the join itself began, because the claim met a verdict."""
         self._line.end()
 
 

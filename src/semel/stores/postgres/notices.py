@@ -14,7 +14,7 @@ UNREPLICATED: Final = "canceling wait for synchronous replication"
 
 
 class Notices:
-    """Hears it on one connection, whose last commit is not to be believed from then on."""
+    """Listens for the notice on one connection; once heard, its last commit counts as unconfirmed."""
 
     __slots__ = ("unreplicated",)
 
@@ -22,16 +22,16 @@ class Notices:
         self.unreplicated = False
 
     def __call__(self, diagnostic: Any) -> None:
-        """As psycopg calls its handlers."""
+        """Hear a notice, as psycopg calls its handlers."""
         if UNREPLICATED in (diagnostic.message_primary or ""):
             self.unreplicated = True
 
     def hear(self, _: object, message: object) -> None:
-        """As asyncpg calls its listeners."""
+        """Hear a notice, as asyncpg calls its listeners."""
         if UNREPLICATED in str(message):
             self.unreplicated = True
 
     def check(self) -> None:
-        """Raise NotReplicated where it was heard."""
+        """Raise NotReplicated if the notice was heard."""
         if self.unreplicated:
             raise NotReplicated("PostgreSQL: committed here, but not known to be on the standby: not known yet")

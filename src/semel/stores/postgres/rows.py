@@ -1,4 +1,4 @@
-"""What the PostgreSQL store does to its rows: claim, settle and replace them, a batch at a time.
+"""The PostgreSQL store's row operations: claim, settle and replace, a batch at a time.
 
 A claim's statement inserts the records of new keys and returns the records of the rest. A record is replaced
 by compare-and-set on the version that was read; where another writer was quicker, the rule is asked again.
@@ -52,7 +52,7 @@ from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
 
 SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
 QUOTAS: Final = statements("semel.stores.postgres", "sql/quotas.sql")
-ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
+ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a longer transaction
 
 
 # Where the row of a claim without a place has what its caller has taken; the counts are in the tenant's place.
@@ -68,10 +68,10 @@ def lock_of(id: bytes) -> int:
 
 @cache
 def write_unit(name: str, digits: int, batch: str | None = None) -> Statement:
-    """Write a unit's statement as it is while the number of units has so many digits.
+    """Write a unit's statement with a comment that changes with the number of digits in the count of units.
 
-    A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
-    text is planned anew, so that by the time of a thousand records none of these plans is used any more.
+    A user's connection may keep a plan that scans the table, made while there were few records. The server plans a new
+    text anew, so that no such plan is in use by the time there are a thousand records.
 
     Parameters: ``batch`` the name of the statement that does the same outside a unit.
     """
@@ -81,7 +81,7 @@ def write_unit(name: str, digits: int, batch: str | None = None) -> Statement:
 
 @cache
 def silent_settle(settle: Statement) -> Statement | None:
-    """Make a settlement that fails as this one and returns no row; None where it writes more than its record."""
+    """Make a settlement that fails like this one but returns no row; None if it writes more than its record."""
     settling, found, ends = settle.text.rpartition("\nSELECT 1 / count(*)")
     if not found or ends != ", bool_and(outermost) FROM settled":
         return None
@@ -103,7 +103,7 @@ _row_id: Final = itemgetter(1)
 
 
 def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
-    """Take a place for one claim that is not on record, in a statement of its own; why there is none otherwise."""
+    """Take a place for one claim that is not on record, in a separate statement; return the reason if there is none."""
     allowance = claim.quota
     assert allowance is not None
     params = {**dict(zip(_ALLOWANCE, allowance, strict=True)), "id": claim.id, "lock": lock_of(claim.id)}
@@ -112,7 +112,7 @@ def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
 
 
 def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
-    """Why a claim got no place. Parameters: ``taken`` the time, and the counts, slice, open and unknown ones."""
+    """Say why a claim got no place. Parameters: ``taken`` the time, and the counts, slice, open and unknown ones."""
     now, counts, newest, opens, unknowns = taken
     assert claim.quota is not None
     why = refusal(newest, unpack_counts(counts), claim.quota, opens, unknowns, now)
@@ -123,7 +123,7 @@ def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
 def claim_all(
     claims: Iterable[Claim], verdicts: Verdicts, store_id: str | None, unit: Statement | None = None
 ) -> Flow[None]:
-    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts.
+    """Claim records of different ids, or one for an ATOMIC ``unit`` by its own statement. Adds their verdicts.
 
     Raises IdentityMismatch: the server has another store than ``store_id`` by now; nothing was written.
     """
@@ -224,7 +224,7 @@ def _allowances(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
-    """Rows turned on their side.
+    """Transpose rows into columns.
 
     >>> columns(("a", "b"), [(1, 2), (3, 4)])
     {'a': [1, 3], 'b': [2, 4]}
@@ -235,7 +235,7 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
 def unit_values(claim: Claim) -> dict[str, Argument]:
     """Return the values that one claim writes, as the statements of ATOMIC units take them.
 
-    A caller's names and a policy's terms come again with each command: they are written down once.
+    A caller's names and a policy's terms recur with each command, so they are written once.
     """
     id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
     return {
@@ -261,7 +261,7 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
 def replace(
     seen: Record, written: Record, audit: Mapping[str, Argument] | None = None, steps: bytes | None = None
 ) -> Flow[bool]:
-    """Write over the version that was seen; False where it is not there any more.
+    """Overwrite the version that was seen; return False if it has changed since.
 
     Parameters: ``audit`` a line of the audit trail; ``steps`` the list that it must still have.
     """
@@ -283,14 +283,14 @@ VERSIONS: Final = Versions(look, replace, POSTGRES)
 
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-    """Settlements in their order: answers in one statement, everything else by the rule."""
+    """Settle in order: answers in one statement, everything else by the rule."""
     alike = settlements_alike(sorted(settlements, key=id_of)) if settlements and are_different(settlements) else None
     if alike is not None:
         rows: list[Row] = yield Query(SETTLE_ALIKE, alike)
         if len(rows) == len(settlements):
             return [_SETTLED] * len(rows)
         return (yield from _settle_left(settlements, settlements, rows))
-    # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+    # Only an answer ends a record in any state; the rules decide about every other settlement.
     ends = sorted((settlement for settlement in settlements if settlement.state in ANSWERED_STATES), key=id_of)
     unique = list({settlement.id: settlement for settlement in reversed(ends)}.values())[::-1]
     rows = (yield from ask(Query(SQL["settle"], settlement_columns(unique)))) if unique else []
@@ -300,7 +300,7 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
 def _settle_left(
     settlements: Sequence[Settlement], written: Sequence[Settlement], rows: Sequence[Row]
 ) -> Flow[list[Settling]]:
-    """Settle by the rule what the statement over those ``written`` has not settled: it returned ``rows``."""
+    """Settle by the rule those of ``written`` that their statement left open: it returned ``rows``."""
     settled = {cast(bytes, row[0]) for row in rows}
     firsts = {id(settlement) for settlement in written}
     replies: list[Settling] = []

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server's real settings, and this user's rights, make of the store's promise."""
+"""Checks a PostgreSQL server's settings, and this user's rights, against the store's guarantees."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def judge(settings: Mapping[str, str]) -> Iterator[Observed]:
 
 def _durability(settings: Mapping[str, str]) -> Observed:
     if settings.get("synchronous_commit") == "off":
-        detail = "synchronous_commit is off: when the server crashes, it has forgotten the last commits it acknowledged"
+        detail = "synchronous_commit is off: a server crash loses the last acknowledged commits"
         return Observed("durability", "forgets", detail, "set synchronous_commit = on for this role or database")
     if settings.get("fsync") == "off":
         detail = "fsync is off: a power failure may lose or damage everything"
@@ -72,13 +72,13 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
         yield Observed("standbys", "ok", f"each commit waits for its standbys: {names}")
     elif settings.get("replicas", "0") != "0":
         yield Observed(
-            "standbys", "warning", "the standbys are asynchronous: a failover forgets what had not reached them yet",
+            "standbys", "warning", "the standbys are asynchronous: a failover loses commits not yet on them",
             "set synchronous_standby_names where a failover must not run a command twice",
         )  # fmt: skip
 
 
 def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
-    """Judge the rights that this user lacks: (table, right) each.
+    """Judge the rights that this user lacks: pairs of table and right.
 
     >>> judge_rights([("semel_bulk", "INSERT"), ("semel_bulk", "UPDATE"), ("semel_item", "DELETE")]).remedy
     'GRANT INSERT, UPDATE ON semel_bulk to this user; GRANT DELETE ON semel_item to this user'
@@ -88,7 +88,7 @@ def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
     rights: dict[str, list[str]] = {}
     for table, right in lacking:
         rights.setdefault(table, []).append(right)
-    tables: dict[str, list[str]] = {}  # those that lack the same, together: a user who may only read lacks fifty
+    tables: dict[str, list[str]] = {}  # tables that lack the same rights, together: a read-only user lacks fifty
     for table, lacked in rights.items():
         tables.setdefault(", ".join(lacked), []).append(table)
     listed = "; ".join(f"{lacked} on {', '.join(named)}" for lacked, named in tables.items())

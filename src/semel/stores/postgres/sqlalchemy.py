@@ -1,7 +1,7 @@
 """Joining the transaction of a SQLAlchemy Session or Connection on PostgreSQL, through psycopg 3 or asyncpg.
 
-With psycopg Semel speaks on the driver's own connection, on which SQLAlchemy has begun; with asyncpg through
-SQLAlchemy, which begins a transaction there with its own first statement.
+With psycopg, Semel uses the driver's own connection, on which SQLAlchemy has begun the transaction. With asyncpg, Semel
+goes through SQLAlchemy, which begins a transaction with its own first statement.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def connection_of(target: Session | Connection) -> Connection:
     if connection.in_nested_transaction():
         raise JoinRefused(SAVEPOINT)
     if not connection.in_transaction():
-        connection.begin()  # SQLAlchemy's own would come with its first statement; nothing is sent for it
+        connection.begin()  # SQLAlchemy would begin only at its first statement; this sends nothing
     return connection
 
 
@@ -96,7 +96,7 @@ class AsyncpgAlchemyLine:
             raise JoinRefused(AUTOCOMMIT.format(block=_BLOCK))
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
 
         def perform(_: Any) -> list[Any]:
             return [tuple(row) for row in self._connection.exec_driver_sql(text, tuple(values)).fetchall()]
@@ -115,19 +115,19 @@ class AsyncpgAlchemyLine:
         return self._is_current()
 
     async def end(self) -> None:
-        """Nothing: SQLAlchemy alone knows how it began; its owner ends it."""
+        """Do nothing: only SQLAlchemy knows how the transaction began, and its owner ends it."""
 
     def fail(self) -> None:
-        """Nothing: a transaction that has failed can only be rolled back."""
+        """Do nothing: a failed transaction can only be rolled back."""
 
 
 def is_alchemy(connection: Any) -> bool:
-    """Whether it is one of SQLAlchemy's synchronous ones."""
+    """Whether the target is a synchronous Session or Connection of SQLAlchemy."""
     return isinstance(connection, (Session, Connection))
 
 
 def is_async_alchemy(connection: Any) -> bool:
-    """Whether it is one of SQLAlchemy's asynchronous ones, which need greenlet."""
+    """Whether the target is an AsyncSession or AsyncConnection of SQLAlchemy, which need greenlet."""
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     return asynchronous is not None and isinstance(
         connection, (asynchronous.AsyncSession, asynchronous.AsyncConnection)

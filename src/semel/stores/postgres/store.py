@@ -1,9 +1,8 @@
-"""The PostgreSQL store: one statement a verb, whole batches in one round trip, and the rules where one asks.
+"""The PostgreSQL store: one statement per verb, and whole batches in one round trip.
 
-A claim is one statement: it writes what was never seen and answers the records of the rest, and ``decide``
-says what these mean. What must replace a record (a takeover, a resolution) is written by compare-and-set
-on the version that was read, and read again where another writer was quicker: safety depends neither on who
-runs the flow nor on a transaction around it.
+A claim is one statement: it inserts the records of new keys and returns the records of all others, on which ``decide``
+rules. A takeover or a resolution replaces a record by compare-and-set on the version that was read; where another
+writer was quicker, the flow reads again. Safety depends neither on who runs the flow nor on a transaction around it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ ADDITIONS: Final = {
     "quotas": QUOTAS["has_quotas"],
     "waiting_messages": SQL["has_waiting_messages"],
 }
-QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
+QUOTAS_MAX: Final = 10_000  # forgotten by one walk of the purge
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _id_of: Final[Callable[[Known], bytes]] = itemgetter(0)
 _attempt_of: Final = itemgetter(slice(2))  # the first two fields of a claim, by which its verdict is kept
@@ -106,7 +105,7 @@ class PostgresStore(VersionedStore):
         verdicts: Verdicts = {}
         first = claims if are_different(claims) else {claim.id: claim for claim in reversed(claims)}.values()
         yield from claim_all(first, verdicts, self._opened)
-        if len(verdicts) < len(claims):  # one batch, the same key twice: the others meet what the first has written
+        if len(verdicts) < len(claims):  # the same key twice in one batch: the others meet the first one's record
             again = [claim for claim in claims if claim[:2] not in verdicts]
             seen = yield from self.look(again)
             for claim, verdict in zip(again, seen, strict=True):

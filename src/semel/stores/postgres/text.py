@@ -23,20 +23,20 @@ _texts: Final[Callable[[Row], tuple[Any, ...]]] = itemgetter(*_TEXTS)
 
 
 def escape(text: str | None) -> str | None:
-    """As it is written. None stays None."""
+    """Escape a text for the database. None stays None."""
     if text is None or ("\x00" not in text and "\\" not in text):
         return text
     return text.replace("\\", "\\\\").replace("\x00", "\\0")
 
 
 def all_escaped(texts: Sequence[str | None]) -> list[str | None]:
-    """Escape a column: most hold nothing that must be."""
+    """Escape a column of texts, most of which need no escaping."""
     whole = "".join(filter(None, texts))
     return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escape, texts))
 
 
 def unescape(text: str) -> str:
-    """As it was."""
+    """Return the original of an escaped text."""
     return _ESCAPE.sub(lambda match: "\x00" if match[1] == "0" else match[1], text)
 
 
@@ -52,7 +52,7 @@ def record(row: Row) -> Record:
 
 
 def escape_row(row: Record) -> Record:
-    """Return a record with its texts as they are written."""
+    """Return a record with its texts escaped for the database."""
     return row._replace(
         doubt=escape(row.doubt),
         business_ref=escape(row.business_ref),

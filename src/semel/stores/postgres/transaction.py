@@ -1,4 +1,4 @@
-"""What an ATOMIC unit does on PostgreSQL, by either library: claim, settle with COMMIT, roll back.
+"""The steps of an ATOMIC unit on PostgreSQL, for both libraries: claim, settle with COMMIT, roll back.
 
 It is written once, as generators that yield each call that waits for the server. A thread makes the calls, an event
 loop awaits them; a library's unit says how each is made.
@@ -28,7 +28,7 @@ Errors = tuple[type[BaseException], ...]
 class Library(NamedTuple):
     """How a client library reports its errors."""
 
-    errors: Errors  # what a call raises where the server refuses it, or does not answer
+    errors: Errors  # raised by a call that the server refuses or does not answer
     not_own: type[BaseException]  # the settle's: the claim is not this transaction's own
     told: Callable[[Any], BaseException]
     is_lost: Callable[[BaseException], bool]
@@ -38,7 +38,7 @@ class UnitTalk(Generic[C]):
     """One transaction. A library's class says how its calls are made; a shell makes them, or awaits them."""
 
     _library: ClassVar[Library]
-    _notices: Notices  # what the server has said beside its answers
+    _notices: Notices  # the server's notices
     _asking: Callable[[Query], Talk[list[Any]]]
     _begin_again: Callable[[], Any]  # roll back, so that the claim is made again, on a new snapshot
     _taking_back: Callable[[], Talk[None]]  # from the handler; HandlerRefused where it left the connection in use
@@ -99,7 +99,7 @@ class UnitTalk(Generic[C]):
     def _rolling_back(self) -> Talk[None]:
         if self._ended:
             return
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+        if self._pid != os.getpid():  # a forked handler must not use its parent's connection
             self._ended = True
             return
         yield from self._ending(sound=(yield from self._undoing()))

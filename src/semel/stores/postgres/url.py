@@ -29,7 +29,7 @@ def _needs(*, asyncpg: bool) -> ConfigurationError:
 
 
 def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """Make the backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Takes what it knows out of ``options``.
+    """Make the backend of a ``postgresql://`` or ``postgresql+asyncpg://`` URL. Removes the options that it knows.
 
     Raises:
         UrlError: an option cannot be understood.
@@ -77,7 +77,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
 
 
 def _check_ports(url: SplitResult) -> None:
-    """Refuse a port that is none, of any of the hosts; libpq would look it up as the name of a service."""
+    """Refuse an invalid port of any host; libpq would look it up as the name of a service."""
     for place in url.netloc.rpartition("@")[2].split(","):
         if place.count(":") > 1 and not place.startswith("["):
             raise UrlError("write an IPv6 address in brackets: postgresql://app@[::1]:5432/app")
@@ -87,7 +87,7 @@ def _check_ports(url: SplitResult) -> None:
 
 
 def _check_libpq(options: dict[str, str]) -> None:
-    """Refuse an option that libpq does not know now, and not as a server that cannot be reached."""
+    """Refuse an option unknown to libpq here, before it looks like an unreachable server."""
     try:
         from semel.stores.postgres.psycopg.libpq import options as libpq_options
     except ImportError:
@@ -103,7 +103,7 @@ def _check_libpq(options: dict[str, str]) -> None:
 
 
 def _check_whole(plain: str) -> None:
-    """Refuse what libpq cannot read, without its words: they quote the URL."""
+    """Refuse a URL that libpq cannot read, without libpq's message, which quotes the URL."""
     try:
         from semel.stores.postgres.psycopg.libpq import understands
     except ImportError:

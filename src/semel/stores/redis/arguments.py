@@ -1,4 +1,4 @@
-"""The arguments of the scripts for claims and settlements. What many have in common is written once."""
+"""Encodes the arguments of the claim and settlement scripts. Shared parts are written once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Arguments = tuple[bytes, ...]
 
 
 def encode_claim(claim: Claim, marker: bytes | None) -> tuple[Arguments, bytes]:
-    """A claim's arguments, and its names in the form of its record.
+    """Encode a claim's arguments, and its names in the form of its record.
 
     Parameters: ``marker`` the name of the markers that claims rely on where forgetting would be a second effect.
     """
@@ -35,7 +35,7 @@ def encode_claim(claim: Claim, marker: bytes | None) -> tuple[Arguments, bytes]:
 
 
 def encode_settlement(settlement: Settlement) -> Arguments:
-    """A settlement's arguments."""
+    """Encode a settlement's arguments."""
     id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = settlement[:11]
     said = doubt, business_ref, resource_type, resource_id, error_code
     small = _UNSAID if said == _SAYS_NOTHING else frames(said)
@@ -57,14 +57,14 @@ _TEXTS_MAX: Final = 1024
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _names(scope: Scope, recipe: str) -> bytes:
-    """A format that a claim's names fill in; the id, the key's hash and the fingerprint are left out."""
+    """Make the format of a claim's names, with places for the id, the key's hash and the fingerprint."""
     framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
     return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int, bytes]:
-    """The terms as a claim's script reads them: the framed fields that they fix, and the length of these."""
+    """Encode the terms for a claim's script: the framed fields that they fix, and the length of these."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
     if terms.effects != Effects.EXTERNAL:
         marker = None
@@ -75,12 +75,12 @@ def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int,
 
 @lru_cache
 def _status(status: int | None) -> bytes:
-    """The key of a seal, of which there is none, and the status."""
+    """Encode the sealing key, of which there is none, and the status."""
     return frames((None, status))
 
 
 def _first_due(terms: Terms) -> bytes:
-    """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
+    """Compute ``due_at`` for the record that a first grant writes, whose times only the script knows."""
     if terms.starts != State.PROCESSING:
         return b"-"
     return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"

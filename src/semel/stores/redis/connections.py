@@ -1,7 +1,7 @@
 """Connections to Redis nodes, in threads and on event loops: one exchange, one round trip, sent once.
 
-redis-py speaks the protocol here and decides nothing: its clients and pools repeat what they believe lost, its
-connections do not. An idle connection that the server has closed meanwhile is found before anything is sent on it.
+redis-py only speaks the protocol here: its clients and pools retry what they assume lost, but its connections do not.
+An idle connection is checked before each use, because the server may have closed it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ READ_BYTES: Final = 1 << 16  # at a time
 
 @dataclass(frozen=True, slots=True)
 class RedisServer:
-    """Where a Redis store is, and how it is spoken to.
+    """The address and options of a Redis store's servers.
 
-    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which get user
-    and password if ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
+    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which get user and
+    password with ``sentinel_auth``; ``tls`` whether the connection is encrypted;
     ``options`` of redis-py's connections (username, password, db, ssl_…); ``connections_max`` to each node, per
     process and per event loop; ``patience_seconds`` how long a call may take, with its waits for its turn and for a
     connection; ``terms`` what goes with each call: the replicas waited for, a clock for tests.
@@ -58,7 +58,7 @@ class RedisServer:
         return Cluster(self.nodes) if self.cluster else Single(self.nodes[0])
 
     def settings(self, node: Node) -> dict[str, Any]:
-        """The options of a redis-py connection. RESP2, so that replies look the same on every server."""
+        """Return the options of a redis-py connection. RESP2, so that replies look the same on every server."""
         place = {"host": node.host, "port": node.port} if node.port else {"path": node.host}
         options = self.options
         if self.service and node in self.nodes:  # a Sentinel has no databases, and its own users
@@ -84,7 +84,7 @@ class RedisThreads:
         self._pools: dict[Node, ConnectionPool[Any]] = {}
 
     def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
-        """Send, and wait for all replies: those, or what became of them."""
+        """Send one exchange and wait; return its replies, or the error that it ended with."""
         deadline = deadline.share(wanted.ways)
         pool = self._pools.get(wanted.node)
         if pool is None:
@@ -120,7 +120,7 @@ class RedisThreads:
         return connection
 
     def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
-        """Make sure that the server has not hung up meanwhile."""
+        """Make sure that the server has not closed the connection meanwhile."""
         if not was_idle:
             return []
         try:
@@ -136,7 +136,7 @@ class RedisThreads:
         return []
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for pool in self._pools.values():
             _close_all(pool)
 
@@ -166,7 +166,7 @@ def _execute(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Repli
                 taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:
         return judge_lost(wanted, replies, error)
-    if taken_over:  # its name may lead to another server by now; this one may live on, and would always be asked
+    if taken_over:  # its name may lead to another server by now; this one may live on, and would keep the traffic
         connection.disconnect()
     return replies
 
@@ -244,21 +244,21 @@ class RedisLoop:
         return []
 
     async def close(self) -> None:
-        """Wait for what is on its way, then close what is idle."""
+        """Wait for running calls, then close idle connections."""
         while self.tasks:
             await asyncio.wait(set(self.tasks))
         for pool in self._pools.values():
             await _close_all_async(pool)
 
     def drop_idle(self) -> None:
-        """As ``close``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         for pool in self._pools.values():
             for connection in pool.forget_idle():
                 drop(connection)
 
 
 def drop(connection: Any) -> None:
-    """Close a connection whose loop is over."""
+    """Close a connection of a closed loop."""
     writer = connection._writer
     connection._reader = connection._writer = None  # redis-py would close them again, on the closed loop
     if writer is not None:
@@ -266,14 +266,14 @@ def drop(connection: Any) -> None:
 
 
 async def _is_quiet(connection: Any) -> bool:
-    """Whether a connection that was idle is open still, and nothing has come on it that was not asked for."""
+    """Whether an idle connection is still open, and has received no unexpected data."""
     reader, stream = connection.semel_reader, connection._reader
     if stream is None or stream.exception() is not None:
         return False
     if reader is not None:
         return not (stream._buffer or stream.at_eof() or reader.has_data())
     try:
-        # What it was called before redis-py 8.
+        # Its name before redis-py 8.
         readable = getattr(connection, "can_read", None) or connection.can_read_destructive
         return not await readable()
     except (redis.RedisError, OSError):
@@ -281,7 +281,7 @@ async def _is_quiet(connection: Any) -> bool:
 
 
 async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
-    """Send, and read as many replies: by hiredis as they come, since redis-py takes a coroutine for each."""
+    """Send, and read as many replies: by hiredis as they arrive, since redis-py takes a coroutine for each."""
     reader = connection.semel_reader
     if reader is None:
         return await _execute_by_redis_py(connection, wanted, deadline)
@@ -321,7 +321,7 @@ def _give_up(stream: asyncio.StreamReader) -> None:
 
 
 async def _execute_by_redis_py(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
-    """The same without hiredis."""
+    """Do the same without hiredis."""
     replies: list[Any] = []
     taken_over = False
     try:

@@ -1,4 +1,4 @@
-"""The checks of `semel doctor` on a Redis server, beside those of start-up: when its file is written, its memory."""
+"""The checks of `semel doctor` on a Redis server, beside those of start-up: its memory, and when it writes its file."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _HIDDEN: Final = DoctorFinding(
 
 
 def checks(tags: tuple[bytes, ...]) -> Sequence[DoctorCheck]:
-    """The checks of the file and the memory of every server that holds a part of the records.
+    """Check the file and the memory of every server that holds a part of the records.
 
-    Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster.
+    Parameters: ``tags`` the keys' beginnings, which lie on all nodes of a cluster.
     """
     return (
         DoctorCheck("appendfsync", partial(_look_at_fsync, tags), refused=_HIDDEN),
@@ -49,7 +49,7 @@ def checks(tags: tuple[bytes, ...]) -> Sequence[DoctorCheck]:
 
 
 def memory(used: int, most: int) -> DoctorFinding:
-    """The finding on a server that has so many bytes in use, of so many that it may (0: no bound).
+    """Judge a server's memory: bytes in use, and bytes allowed (0: no bound).
 
     >>> memory(95, 100).level, memory(95, 0).level
     ('warning', 'note')

@@ -1,7 +1,7 @@
 """The Redis driver: flows in threads and on event loops, on one server or a cluster, through redis-py's connections.
 
-An answer that was lost is not known yet, and it is for the engine to read back by the claim's nonce; nothing here asks
-again. What may be asked again, because it surely did not run, is decided in ``redis_routes``.
+If an answer is lost, its outcome is not known yet: the engine reads it back by the claim's nonce, and this driver does
+not retry. ``routes`` decides which calls certainly did not run and may be retried.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RedisDriver:
         self.routes: KeyRoutes = self.server.routes()
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited += [self._threads, self._loops]  # never closed here: the parent uses them
         self._begin()
 
@@ -87,13 +87,13 @@ class RedisDriver:
             return _sound(stop.value)
 
     def close(self) -> None:
-        """Close what is idle. The driver may be used again."""
+        """Close idle connections. The driver may be used again."""
         self._threads.close()
 
     # --- event loops ------------------------------------------------------------------------
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        """Run a flow from an event loop, in a separate task that survives a cancelled caller. Raises as ``run``."""
         loop = self._loop()
         task = asyncio.get_running_loop().create_task(self.run_uncut(make))
         loop.tasks.add(task)
@@ -133,7 +133,7 @@ class RedisDriver:
         return self._loops.here()
 
     async def close_async(self) -> None:
-        """Wait for what is on its way, then close the connections of this loop and the threads'."""
+        """Wait for running calls, then close the connections of this loop and of the threads."""
         await self._loop().close()
         self.close()
 

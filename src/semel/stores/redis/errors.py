@@ -1,7 +1,7 @@
 """Map redis-py's exceptions to Semel's, with the remedy in the message.
 
-An error that the server replies with has done nothing. A connection that could not be made has sent nothing. One that
-was lost, or an answer that did not come, leaves it open: not known yet. No message holds a password.
+A command that the server refused with an error did nothing. A connection that could not be opened sent nothing. If the
+connection or the answer was lost, the outcome is not known yet. No message holds a password.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CODES = (
     (redis.exceptions.ClusterCrossSlotError, "CROSSSLOT"),
 )
 _CODE_MIN = 4  # BUSY; a shorter first word is one of the text
-# Error replies that redis-py takes for the end of the connection.
+# Error replies on which redis-py closes the connection.
 REFUSALS = (redis.exceptions.BusyLoadingError, redis.exceptions.AuthenticationError)
 
 
 def error_reply(error: redis.RedisError) -> RedisRefused:
-    """An error reply as a value."""
+    """Make an error reply a value."""
     text = _line(error)
     if isinstance(error, (redis.exceptions.MovedError, redis.exceptions.AskError)):
         text = str(getattr(error, "message", text))
@@ -47,7 +47,7 @@ def error_reply(error: redis.RedisError) -> RedisRefused:
 
 
 def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavailable:
-    """No connection could be made: nothing was sent."""
+    """Make the error for a connection that could not be opened: nothing was sent."""
     text = _line(error)
     if isinstance(error, redis.exceptions.AuthenticationError):
         remedy = remedy_of("NOAUTH" if "required" in text else "WRONGPASS", "")
@@ -69,8 +69,8 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
 def judge_lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
     """Judge an exchange whose connection failed.
 
-    redis-py ends the connection over a reply that refuses one command. What stood behind that command may have run: a
-    server ends its loading between two commands, too.
+    redis-py closes the connection on some replies that refuse one command. The commands behind it may have run: a
+    server may finish loading between two commands.
     """
     if len(wanted.commands) == 1 and isinstance(error, REFUSALS):
         return [error_reply(error)]

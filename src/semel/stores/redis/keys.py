@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 TAGS: Final = 64  # slots that the records are spread over; part of the layout, never to be changed
-PLACE_BITS: Final = 53  # what a sorted set keeps exactly
+PLACE_BITS: Final = 53  # the integers that a sorted set holds exactly
 
 
 class Keys:
@@ -30,54 +30,54 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
-        self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # what the records of each tag begin with
+        self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # the prefix of each tag's records
         self.meta: Final = b"%s:meta" % name
         self.turns: Final = self.tags[0] + b"turns"
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:
-        """The text with which all keys of this record begin."""
+        """Return the text with which all keys of this record begin."""
         return self.tags[id[0] % TAGS]
 
     def marker(self, id: bytes, name: bytes) -> bytes:
-        """The tag's marker: a key that a server which evicts or is flushed loses before, or with, its records.
+        """Return the tag's marker: a key that an eviction or a flush removes before, or with, the tag's records.
 
         Parameters: ``name`` of the store that it belongs to (:func:`marker_name`).
         """
         return self.markers[id[0] % TAGS] + name
 
     def record(self, id: bytes) -> bytes:
-        """The record itself."""
+        """Return the key of the record itself."""
         return self.records[id[0] % TAGS] + id.hex().encode()
 
     def each_record(self, ids: Iterable[bytes]) -> list[bytes]:
-        """The records of these ids, in their order."""
+        """Return the keys of the records of these ids, in order."""
         records = self.records
         return [records[id[0] % TAGS] + hexlify(id) for id in ids]
 
     def operation(self, id: bytes, operation: bytes) -> bytes:
-        """The operation's key, which names the record. ``operation`` in hexadecimal."""
+        """Return the operation's key, which names the record. ``operation`` in hexadecimal."""
         return b"%so:%s" % (self.tag(id), operation)
 
     def all(self, id: bytes) -> bytes:
-        """The tag's records by place."""
+        """Return the key of the tag's records, by place."""
         return self.tag(id) + b"all"
 
     def open(self, id: bytes) -> bytes:
-        """The tag's records that are open or UNKNOWN, by place."""
+        """Return the key of the tag's open or UNKNOWN records, by place."""
         return self.tag(id) + b"open"
 
     def due(self, id: bytes) -> bytes:
-        """The tag's records that a reaper will have to mark UNKNOWN, by when."""
+        """Return the key of the tag's records that a reaper must mark UNKNOWN, by due time."""
         return self.tag(id) + b"due"
 
     def audit(self, id: bytes) -> bytes:
-        """The tag's audit trail."""
+        """Return the key of the tag's audit trail."""
         return self.tag(id) + b"audit"
 
 
 def marker_name(store_id: str) -> bytes:
-    """The end of a store's markers; a store that is created in its place later has different ones.
+    """Return the suffix of a store's markers; a store created in its place later has another one.
 
     >>> marker_name("01890a5d-ac96-774b-bcce-b302099a8057")
     b':b302099a8057'
@@ -86,7 +86,7 @@ def marker_name(store_id: str) -> bytes:
 
 
 def newer_first(place: int, tag: int) -> int:
-    """A record's place among those of all tags: larger is newer.
+    """Return a record's place among those of all tags: larger is newer.
 
     >>> newer_first(8, 0) > newer_first(7, 63) > newer_first(7, 62)
     True
@@ -95,7 +95,7 @@ def newer_first(place: int, tag: int) -> int:
 
 
 def below(cursor: int | None, tag: int) -> bytes:
-    """The last place of a tag before a cursor of :func:`newer_first`, in the form of a sorted set.
+    """Return the last place of a tag before a cursor of :func:`newer_first`, in the form of a sorted set.
 
     >>> below(newer_first(7, 3), tag=2), below(newer_first(7, 3), tag=3), below(None, tag=0)
     (b'7', b'6', b'+inf')

@@ -22,7 +22,7 @@ from semel.stores.sql.statements import Value
 MAGIC: Final = b"S1"
 DIGITS: Final = 16
 BLANK: Final = b" " * DIGITS
-BLANKS: Final = BLANK * 3  # a record that has not ended: no settlement, no end of its answer, no forgetting
+BLANKS: Final = BLANK * 3  # an open record: no time of settlement, answer's end or forgetting
 _NONE: Final = b"-1:"
 
 # The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
@@ -65,7 +65,7 @@ _TEXTS: Final = frozenset(
 )
 _NUMBERS: Final = frozenset(("effects", "attempt", "lapses", "generation", "attempts_max", "after_expiry", "status"))
 _KINDS: Final = {name: str if name in _TEXTS else int if name in _NUMBERS else bytes for name in (*CLAIMED, *SETTLED)}
-_NAMES: Final = 7  # what a claim is about: up to the fingerprint
+_NAMES: Final = 7  # the fields that name a claim: up to the fingerprint
 _NAMED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[:_NAMES])
 _GRANTED_KINDS: Final = tuple(_KINDS[name] for name in CLAIMED[_NAMES:])
 _SMALL_KINDS: Final = tuple(_KINDS[name] for name in SETTLED[:-_LARGE])
@@ -94,7 +94,7 @@ _PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEA
 
 
 def write_places(script: str) -> str:
-    """A script with what it says of the layout written out, as Lua counts places.
+    """Replace a script's names of fields by their places, counted as Lua does.
 
     >>> write_places("if field(record, 'state') == BLANKS then return AT.fence[1] + HEAD end").replace(
     ...     BLANKS.decode(), "~"
@@ -113,12 +113,12 @@ def write_places(script: str) -> str:
 
 
 def number(value: int | None) -> bytes:
-    """A number of the head."""
+    """Write a number of the head."""
     return BLANK if value is None else b"%016d" % value
 
 
 def frames(values: tuple[Value, ...]) -> bytes:
-    """Fields one after the other, each with its length; -1 for None."""
+    """Write fields one after the other, each with its length; -1 for None."""
     parts: list[bytes] = []
     for value in values:
         if value is None:
@@ -131,7 +131,7 @@ def frames(values: tuple[Value, ...]) -> bytes:
 
 
 def encode(row: Record) -> bytes:
-    """The string of a record."""
+    """Encode a record as a string."""
     claimed = frames(tuple([row[place] for place in _CLAIMED_PLACES]))
     small = frames(tuple([row[place] for place in _SETTLED_PLACES[:-_LARGE]]))
     large = frames(tuple([row[place] for place in _SETTLED_PLACES[-_LARGE:]]))
@@ -158,7 +158,7 @@ def encode(row: Record) -> bytes:
 
 
 def record_prefix(row: Record) -> bytes:
-    """The beginning of this record's string: equal as long as the record is not written."""
+    """Return the beginning of this record's string, which changes with every write of the record."""
     return b"%s%02d%d%016d%016d%s" % (
         MAGIC,
         row.state,
@@ -170,13 +170,13 @@ def record_prefix(row: Record) -> bytes:
 
 
 def small_bytes(data: bytes) -> int:
-    """The number of bytes of a record's string that a list must read; 0 where that is unknown."""
+    """Read how many bytes of a record's string a list must read; 0 where that is unknown."""
     claimed, small = _field(data, "claimed"), _field(data, "small")
     return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
 
 
 def decode(data: bytes, *, small: bool = False) -> Record:
-    """The record of a string. ``small``: its beginning is enough; headers, request and body are left out.
+    """Decode a record's string. ``small``: its beginning is enough; headers, request and body are left out.
 
     Raises Damaged.
     """
@@ -220,7 +220,7 @@ _ANSWERED_HEAD: Final = re.compile(
     b"%b(%b)%d[0-9]{32}[0-9a-f]{32}([0-9a-f]{32})[0-9]{80}([0-9]{16})[0-9]{64}([0-9]{8})([0-9]{8})"
     % (MAGIC, b"|".join(_BY_STATE), _KEPT)
 ).match
-# What follows what was claimed: nothing but the digest, the status, the headers' length.
+# The part behind the claim's fields: only the digest, the status and the headers' length.
 _ANSWERED_REST: Final = re.compile(
     b"%b(.{%d})%b3:([0-9]{3})([0-9]{1,9}):" % (_PLAIN, DIGEST_BYTES, _NONE), re.DOTALL
 ).match
@@ -228,9 +228,9 @@ _ANSWERED_BODY: Final = re.compile(b"%b([0-9]{1,9}):" % _NONE).match
 
 
 def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
-    """The replay that a claim of these names gets from a string, by its bytes; None wherever it takes more to tell.
+    """Return the replay that a string gives a claim of these names, by its bytes; None if only the rules can tell.
 
-    What :func:`~semel.core.decide.kept_answer` says of the record that :func:`decode` makes of it, or nothing.
+    It equals :func:`~semel.core.decide.kept_answer` on the record that :func:`decode` returns, or is None.
     ``framed``: id, scope, key's hash, recipe and fingerprint. A head that is not all digits is left to the rules.
     """
     head = _ANSWERED_HEAD(data)
@@ -255,9 +255,9 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
 
 
 def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> bytes | None:
-    """The names in a string (id, scope, key's hash, recipe and fingerprint), if they are this request's; else None.
+    """Return the names in a string (id, scope, key's hash, recipe, fingerprint) if they are this request's, or None.
 
-    The scope and the key's hash, of which the id is made, are only asked to be there, in the form of their kinds.
+    The scope and the key's hash, which the id is made of, need only be there in the form of their kinds.
     """
     meant = b"%b%d:%b" % (_frame(recipe), len(fingerprint), fingerprint)
     at = data.find(meant, HEAD_BYTES)
@@ -283,7 +283,7 @@ def _frame(text: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _is_scope(data: bytes) -> bool:
-    """Whether these are the names of a scope, and what a key's hash is written behind."""
+    """Whether these are the names of a scope, followed by the length of a key's hash."""
     try:
         return frames(tuple(_whole(data, 0, _SCOPE_KINDS))) + _KEY_LENGTH == data
     except ValueError:
@@ -291,7 +291,7 @@ def _is_scope(data: bytes) -> bool:
 
 
 def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:
-    """The record of a string, or one of that id that every rule takes for unreadable."""
+    """Decode a record's string, or make a record of that id that every rule treats as unreadable."""
     try:
         return decode(data, small=small)
     except Damaged:
@@ -312,7 +312,7 @@ def _maybe(digits: bytes) -> int | None:
 
 
 def _unframe(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], int]:
-    """As many fields as there are kinds, from a place on; and the place behind them."""
+    """Read one field of each kind from a place on; also return the place behind them."""
     found: list[Any] = []
     for kind in kinds:
         colon = data.index(b":", at)
@@ -330,12 +330,12 @@ def _unframe(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], 
 
 
 def _whole(data: bytes, at: int, kinds: tuple[type, ...]) -> list[Any]:
-    """The fields up to the end."""
+    """Read the fields up to the end."""
     return _unframe(data, at, kinds)[0]
 
 
 def _answer(data: bytes, at: int) -> Sequence[Any]:
-    """Headers, request and body, up to the end. Of what is replayed the request is mostly not there any more."""
+    """Read headers, request and body, up to the end. A replayed record seldom still has its request."""
     colon = data.index(b":", at)
     end = colon + 1 + int(data[at:colon])
     if end > colon and data.startswith(_NONE, end):

@@ -1,6 +1,6 @@
-"""Commands as a Redis server reads them (RESP), and its replies: by hiredis where it is installed.
+"""Packs commands for a Redis server (RESP) and reads its replies, by hiredis where it is installed.
 
-Without hiredis commands are written out here, and replies are read by redis-py.
+Without hiredis this module packs the commands, and redis-py reads the replies.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final
 from semel.stores.redis.routes import Command
 
 NOT_YET: Final = object()
-"""What a reader says where the next reply has not come, or not all of it."""
+"""A reader's result if the next reply has not arrived, or not all of it."""
 
 
 def new_reader(make_error: Callable[[str], Exception], not_a_reply: type[Exception]) -> Any:
-    """hiredis' reader of one connection's replies, or None where hiredis is not there.
+    """Make hiredis' reader of one connection's replies; None without hiredis.
 
-    Parameters: ``make_error`` makes the exception of an error that the server replies with: it is a reply like others;
-    ``not_a_reply`` is raised where what has come is none at all.
+    Parameters: ``make_error`` makes an exception of a server's error reply, which is returned like any other reply;
+    ``not_a_reply`` is raised for data that is no reply at all.
     """
     if _pack_command() is None:
         return None
@@ -30,7 +30,7 @@ def new_reader(make_error: Callable[[str], Exception], not_a_reply: type[Excepti
 
 
 def pack(commands: Sequence[Command]) -> bytes:
-    """Commands as the server reads them, by hiredis where it is installed: redis-py takes several times as long."""
+    """Pack commands for the server, by hiredis where it is installed: redis-py takes several times as long."""
     pack_command = _pack_command()
     if pack_command is None:
         return pack_in_python(commands)
@@ -39,7 +39,7 @@ def pack(commands: Sequence[Command]) -> bytes:
 
 @cache
 def _pack_command() -> Callable[[Command], bytes] | None:
-    """Looked for once, at first use."""
+    """Look for hiredis once, at first use."""
     try:
         found: Callable[[Command], bytes] = importlib.import_module("hiredis").pack_command
     except (ImportError, AttributeError):  # not there, or older than its packing
@@ -48,7 +48,7 @@ def _pack_command() -> Callable[[Command], bytes] | None:
 
 
 def pack_in_python(commands: Sequence[Command]) -> bytes:
-    """The same without hiredis.
+    """Pack commands without hiredis.
 
     >>> pack_in_python([("GET", b"k"), ("WAIT", 1)])
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*2\\r\\n$4\\r\\nWAIT\\r\\n$1\\r\\n1\\r\\n'

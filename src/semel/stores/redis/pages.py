@@ -1,7 +1,7 @@
 """Many records: pages for operators, the reaper's round, the purge, the audit trail.
 
-Each tag has its own sorted sets, in its own slot; what they hold is merged here, so that no list needs more than
-a few round trips and none walks the server's keyspace, which others may share.
+Each tag has its own sorted sets, in its own slot. This module merges them, so that a list takes only a few round trips
+and never walks the server's keyspace, which others may share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pages:
     # --- newest first -----------------------------------------------------------------------
 
     def find(self, query: Find) -> Flow[Found]:
-        """A page of records."""
+        """Find a page of records."""
         now = yield from self._rows.now()
         few = query.lapsed or (bool(query.states) and UNENDED.issuperset(query.states))
         page: list[tuple[int, Record]] = []
@@ -46,7 +46,7 @@ class Pages:
         each = max(4, 2 * query.limit // TAGS + 2)
         looked = 0
         narrows = any((query.states, query.tenant, query.caller, query.operation, query.lapsed))
-        chunk = ROWS_CHUNK if narrows else min(ROWS_CHUNK, query.limit + 1)  # no more than the page has
+        chunk = ROWS_CHUNK if narrows else min(ROWS_CHUNK, query.limit + 1)  # no more than the page holds
         while len(page) <= query.limit:
             placed, following = yield from self._newest(b"open" if few else b"all", cursor, each)
             for begin in range(0, len(placed), chunk):
@@ -67,7 +67,7 @@ class Pages:
         return Found(tuple([row for _, row in shown]), shown[-1][0] if len(page) > query.limit else None, now)
 
     def _newest(self, name: bytes, before: int | None, each: int) -> Flow[tuple[list[Placed], int | None]]:
-        """Records before a cursor, the newest first, and the cursor of the following ones (None: there are none)."""
+        """Read the records before a cursor, newest first, and the cursor of the next ones (None: there are none)."""
         calls = tuple(
             [
                 RedisCall(
@@ -80,7 +80,7 @@ class Pages:
             ]
         )
         found: list[Placed] = []
-        reached: int | None = None  # the place at which a tag has more: only newer records are complete
+        reached: int | None = None  # a tag has more from this place on: only newer records are complete
         for at, reply in enumerate((yield from ask(Calls(calls)))):
             here = [(newer_first(int(place), at), id) for id, place in zip(reply[::2], reply[1::2], strict=True)]
             found += here
@@ -92,7 +92,7 @@ class Pages:
     # --- tag after tag, the oldest first ----------------------------------------------------
 
     def _window(self, after: int | None, chunk: int) -> Flow[tuple[list[bytes], int | None]]:
-        """The next ``chunk`` records, and where those after them begin (None: the end was reached)."""
+        """Read the next ``chunk`` records, and where those after them begin (None: the end was reached)."""
         tag, place = divmod(after or 0, 1 << PLACE_BITS)
         ids: list[bytes] = []
         while tag < TAGS:
@@ -139,7 +139,7 @@ class Pages:
     # --- the reaper's round -----------------------------------------------------------------
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
-        """Mark what is due, the oldest leases first; what is not due after all is put off, so that it hides nothing."""
+        """Mark due records, the oldest leases first; put off those not due after all, so that they hide no others."""
         asked = tuple([RedisCall(LUA["due"], (tag + b"due",), (limit,)) for tag in self._keys.tags])
         ids = [id for _, due in (yield from ask(Calls(asked))) for id in due]
         lapsed: list[tuple[Record, Record, int]] = []
@@ -164,7 +164,7 @@ class Pages:
     # --- the audit trail --------------------------------------------------------------------
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
-        """The newest lines, of one record or of all."""
+        """Read the newest lines, of one record or of all."""
         tags = self._keys.tags if record is None else (self._keys.tag(record),)
         calls = tuple([RedisCall(None, (tag + b"audit",), (-AUDIT_MOST, -1), "LRANGE") for tag in tags])
         lines = [_line(text) for reply in (yield from ask(Calls(calls))) for text in reversed(reply)]
@@ -173,7 +173,7 @@ class Pages:
 
 
 def audit_line(now: int, resolution: Resolution, action: str, fence: int) -> bytes:
-    """A line of the audit trail, as it is stored."""
+    """Write a line of the audit trail, as it is stored."""
     return json.dumps([now, resolution.id.hex(), resolution.actor, action, resolution.reason, fence]).encode()
 
 
@@ -183,6 +183,6 @@ def _line(text: bytes) -> Audit:
 
 
 def operation_calls(rows: Rows, operation_ids: Sequence[bytes]) -> tuple[RedisCall, ...]:
-    """The calls that look for each operation in every tag, since its id does not name its tag."""
+    """Return the calls that look for each operation in every tag, since its id does not name its tag."""
     names = [operation_id.hex().encode() for operation_id in operation_ids]
     return tuple([RedisCall(None, (b"%so:%s" % (tag, name),), (), "GET") for name in names for tag in rows.keys.tags])

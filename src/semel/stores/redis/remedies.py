@@ -34,15 +34,15 @@ _TELLING: Final = (
     ("unknown command", "Semel needs Redis 7.0, Valkey 7.2 or newer, with scripts: upgrade the server, or allow them"),
     ("command not allowed when used memory", _REMEDIES["OOM"]),
     ("max number of clients", "raise the server's maxclients, or lower the URL's connections_max"),
-    ("DB index is out of range", "the URL's path names a database that the server has not got"),
+    ("DB index is out of range", "the URL's path names a database that the server does not have"),
 )
 
 
 def remedy_of(code: str, text: str) -> str:
-    """The remedy for an error reply."""
+    """Return the remedy for an error reply."""
     return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
 
 
 def refusal(code: str, text: str) -> StatementRefused:
-    """A server's error reply as what it means here: nothing was done."""
+    """Make Semel's error for a server's error reply: nothing was done."""
     return StatementRefused(f"Redis: {code} {text} ({remedy_of(code, text)})")

@@ -1,8 +1,8 @@
 """Choose the node for each command: one server, or a cluster whose map changes. No IO happens here.
 
-``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Its driver sends them and
-passes each exchange its replies. Sent again is only what surely did not run: a script that the server had forgotten
-(NOSCRIPT), and what a node refused because the slot had moved (MOVED, ASK). A reply that was lost is lost.
+``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Its driver sends them and passes
+each exchange its replies. It retries only commands that certainly did not run: a script that the server had forgotten
+(NOSCRIPT), or a command that a node refused because the slot had moved (MOVED, ASK). A lost reply is never retried.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from semel.stores.redis.scripts import RedisCall
 SLOTS: Final = 16384
 ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
 REFRESH_SECONDS_MIN: Final = 0.2
-MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key lives that only makes replicas confirm
-# With these answers a server refuses writes, and cannot know whether another one takes them by now.
+MARK_MS: Final = 30 * 24 * 3600 * 1000  # time to live of the key that only makes replicas confirm
+# With these errors a server refuses writes; another server may accept them by now.
 TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 
-WAYS: Final = 4  # a node that only redirects gets a quarter of the time left, so that others can be asked if it hangs
+WAYS: Final = 4  # a node that only redirects gets a quarter of the time left; if it hangs, others can still be asked
 
 Command = tuple[Any, ...]
 
@@ -73,29 +73,29 @@ class RouteTerms:
     clock: Clock | None = None
 
     def command(self, call: RedisCall) -> Command:
-        """A call as a command."""
+        """Make the command of a call."""
         if call.script is None:
             return (call.command, *call.keys, *call.arguments)
         keys, now = call.keys, b"" if self.clock is None else self.clock()
         return ("EVALSHA", call.script.sha, len(keys), *keys, now, *call.arguments)
 
     def waits(self, calls: Sequence[RedisCall]) -> tuple[Command, ...]:
-        """The command that has the node confirm that its replicas hold all that these calls wrote or saw.
+        """Make the commands with which the node confirms that its replicas hold all that these calls wrote or read.
 
-        WAIT speaks of the connection's own last write, so that there has to be one: a call that is repeated
-        because its answer was lost writes nothing, and another connection may carry it.
+        WAIT covers only the connection's own last write, so there must be one: a call retried after a lost answer
+        writes nothing, and may run on another connection.
         """
         if not self.wait_replicas or not any(call.script is not None and call.script.writes for call in calls):
             return ()
         tag, brace, _ = calls[0].keys[0].partition(b"}")
         own = (tag if brace else b"{" + tag) + b"}:wait"  # in the slot of what was written
         wait = ("WAIT", self.wait_replicas, round(self.wait_seconds * 1000))
-        # A full server refuses SET, and takes PEXPIRE of a key that is there, which is a write each time.
+        # A full server refuses SET, but accepts PEXPIRE of an existing key, which is a write each time.
         return (("SET", own, b""), ("PEXPIRE", own, MARK_MS), wait)
 
 
 def slot(key: bytes) -> int:
-    """The cluster's slot of a key, by its braces where it has some.
+    """Return the cluster's slot of a key, by its braces if it has some.
 
     >>> slot(b"foo"), slot(b"{foo}:r:1"), slot(b"123456789") == 0x31C3 % SLOTS
     (12182, 12182, True)
@@ -106,22 +106,22 @@ def slot(key: bytes) -> int:
 
 
 class KeyRoutes(Protocol):
-    """Where keys are: one server, a cluster, or the primary that Sentinels name (``redis_sentinel``)."""
+    """The nodes that hold keys: one server, a cluster, or the primary that Sentinels name (``sentinel``)."""
 
     def node_of(self, key: bytes) -> Node:
-        """The node that has a key. Raises StoreUnavailable where none does."""
+        """Return the node that has a key. Raises StoreUnavailable where none does."""
 
     def lane(self, key: bytes) -> str:
-        """The name that all calls of one round trip share."""
+        """Return the name that all calls of one round trip share."""
 
     def stale(self) -> bool:
-        """Whether to ask before anything is sent."""
+        """Whether to refresh before anything is sent."""
 
     def refresh(self) -> Refreshing:
         """Ask the nodes for the map. Raises StoreUnavailable where none knows it."""
 
     def note_failure(self, node: Node) -> None:
-        """A node did not answer, or takes no writes."""
+        """Note that a node did not answer, or refuses writes."""
 
     def note_move(self, slot: int, node: Node) -> None:
         """Note that a node named the new owner of a slot."""
@@ -134,15 +134,15 @@ class Single:
         self.node = node
 
     def node_of(self, key: bytes) -> Node:
-        """The server."""
+        """Return the server."""
         return self.node
 
     def lane(self, key: bytes) -> str:
-        """All calls share their round trips."""
+        """Return one name: all calls share their round trips."""
         return ""
 
     def stale(self) -> bool:
-        """Never: there is no topology to ask for."""
+        """Return False: there is no topology to ask for."""
         return False
 
     def refresh(self) -> Refreshing:
@@ -167,7 +167,7 @@ class Cluster:
     _asked: float = -1e9
 
     def node_of(self, key: bytes) -> Node:
-        """The primary of the key's slot. Raises StoreUnavailable where the map has none."""
+        """Return the primary of the key's slot. Raises StoreUnavailable where the map has none."""
         node = self._nodes.get(slot(key))
         if node is None:
             raise StoreUnavailable(
@@ -176,7 +176,7 @@ class Cluster:
         return node
 
     def lane(self, key: bytes) -> str:
-        """The calls to one node share their round trips, so that a node which hangs delays no other node."""
+        """Return the node's name: its calls share their round trips, and if it hangs it delays no other node."""
         return str(self._nodes.get(slot(key), ""))
 
     def stale(self) -> bool:
@@ -184,13 +184,13 @@ class Cluster:
         return not self._nodes or (self._stale and time.monotonic() - self._asked >= REFRESH_SECONDS_MIN)
 
     def nodes_to_ask(self) -> list[Node]:
-        """The nodes to ask, those that have failed last."""
+        """Return the nodes to ask; those that have failed come last."""
         known = list(dict.fromkeys((*self._nodes.values(), *self.seeds)))
         self._asked = time.monotonic()
         return sorted(known, key=lambda node: node in self._suspects)
 
     def learn(self, source: Node, ranges: Sequence[Any]) -> bool:
-        """Take over what CLUSTER SLOTS answered; False where that is no map."""
+        """Take over the map of a CLUSTER SLOTS reply; return False if it is none."""
         nodes: dict[int, Node] = {}
         for first, last, primary, *_ in ranges:
             host = bytes(primary[0] or b"").decode() or source.host
@@ -217,7 +217,7 @@ class Cluster:
         raise StoreUnavailable(str(error or "no node of the cluster has a map of it")) from error
 
     def note_failure(self, node: Node) -> None:
-        """A node did not answer: perhaps another has taken over."""
+        """Note that a node did not answer: perhaps another has taken over."""
         self._suspects.add(node)
         self._stale = True
 
@@ -228,7 +228,7 @@ class Cluster:
 
 
 def perform(routes: KeyRoutes, terms: RouteTerms, calls: Sequence[RedisCall]) -> Performing:
-    """Send calls to where their keys are; their replies in their order.
+    """Send calls to the nodes of their keys; return the replies in order.
 
     Raises:
         StoreUnavailable: nothing was done.
@@ -269,9 +269,9 @@ def _round(
     replies: list[Any],
     answers: list[Replies] | None,
 ) -> Generator[list[NodeExchange], list[Replies], tuple[list[int], dict[int, Node]]]:
-    """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK.
+    """Send the pending calls and fill ``replies``; return those to send again, and the targets that ASK named.
 
-    Parameters: ``answers`` where it was sent already.
+    Parameters: ``answers`` if the calls were sent already.
     """
     groups = _groups(routes, calls, pending, asking)
     if answers is None:
@@ -290,7 +290,7 @@ def _round(
             replies[place] = reply
         for place in refused:
             reply, script = replies[place], calls[place].script
-            if reply.code in TAKEN_OVER:  # the next call asks who is the primary now
+            if reply.code in TAKEN_OVER:  # the next call looks up the primary again
                 routes.note_failure(node)
             if reply.code == "NOSCRIPT" and script is not None:
                 loads.setdefault(node, {})[script.sha] = script.text
@@ -339,7 +339,7 @@ def _exchange(
 
 
 def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[Any]:
-    """The replies to the calls alone."""
+    """Return the replies to the calls, without those of ASKING and WAIT."""
     if not asking:
         return answer[: len(places)]  # behind them are those of the replicas
     found, at = [], 0
@@ -351,7 +351,7 @@ def _own(answer: list[Any], places: list[int], asking: dict[int, Node]) -> list[
 
 
 def _check(routes: KeyRoutes, groups: dict[Node, list[int]], answers: list[Replies]) -> None:
-    """Raise what became of a node that gave no replies."""
+    """Raise the error of a node that sent no replies."""
     errors = [answer for answer in answers if isinstance(answer, StoreError)]
     for node, answer in zip(groups, answers, strict=True):
         if isinstance(answer, StoreError):
@@ -368,7 +368,7 @@ def _check_replicas(terms: RouteTerms, calls: Sequence[RedisCall], answer: list[
     if not terms.waits(calls):
         return
     *_, mark, reached = answer
-    if mark != 1:  # without a write before it, it confirms none
+    if mark != 1:  # WAIT without a write before it confirms nothing
         reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is RedisRefused), 0)
     if type(reached) is RedisRefused or int(reached) < terms.wait_replicas:
         said = reached.text if type(reached) is RedisRefused else f"{reached} of {terms.wait_replicas} replicas have it"
@@ -392,7 +392,7 @@ def _load(routes: KeyRoutes, loads: dict[Node, dict[str, bytes]]) -> Generator[l
     for exchange, answer in zip(exchanges, answers, strict=True):
         if isinstance(answer, StoreError):
             routes.note_failure(exchange.node)
-            # A script that was not loaded has done nothing, whatever happened to the answer.
+            # A script that was not loaded has not run, even if the answer was lost.
             raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
         for reply in answer:
             if type(reply) is RedisRefused:

@@ -27,12 +27,12 @@ class Rows:
         self.keys = keys
 
     def now(self) -> Flow[int]:
-        """The store's time, in microseconds."""
+        """Read the store's time, in microseconds."""
         [reply] = yield from ask(Calls((RedisCall(LUA["look"], (self.keys.meta + b":none",), ()),)))
         return int(reply[0])
 
     def look(self, id: bytes) -> Flow[tuple[int, Record | None]]:
-        """The time, and the record or None."""
+        """Read the time, and the record or None."""
         return (yield from self.look_all((id,)))[0]
 
     def look_all(self, ids: Iterable[bytes]) -> Flow[list[tuple[int, Record | None]]]:
@@ -48,7 +48,7 @@ class Rows:
         ]
 
     def read_small(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        """The records without headers, request and body; None for those that are gone."""
+        """Read records without headers, request and body; None for those that are gone."""
         calls = tuple([RedisCall(None, (self.keys.record(id),), (0, SMALL_READ - 1), "GETRANGE") for id in ids])
         rows: list[Record | None] = []
         for id, data in zip(ids, (yield from ask(Calls(calls))) if calls else (), strict=True):
@@ -62,12 +62,12 @@ class Rows:
     # --- writing ----------------------------------------------------------------------------
 
     def replace(self, old: Record, written: Record, now: int, audit: bytes = _EMPTY) -> Flow[bool]:
-        """Write over the version that was seen, with a line of the audit trail; False where it is another."""
+        """Overwrite the version that was seen, with a line of the audit trail; False if it has changed."""
         [done] = yield from ask(Calls((self.replace_call(old, written, now, audit),)))
         return int(done) == 1
 
     def replace_call(self, old: Record, written: Record, now: int, audit: bytes = _EMPTY) -> RedisCall:
-        """The call that :meth:`replace` makes."""
+        """Return the call that :meth:`replace` makes."""
         keys, id = self.keys, old.id
         due = due_at(written)
         ttl: bytes | int = _EMPTY
@@ -85,7 +85,7 @@ class Rows:
         )
 
     def forget_call(self, id: bytes, row: Record | None) -> RedisCall:
-        """Drop this version of a record, or the places that a record which is gone has left behind."""
+        """Return the call that drops this version of a record, or the places that an expired one has left behind."""
         keys = self.keys
         named = keys.record(id) if row is None else keys.operation(id, row.operation_id.hex().encode())
         return RedisCall(
@@ -95,7 +95,7 @@ class Rows:
         )
 
     def rewrite(self, id: bytes, rule: Rule) -> Flow[bool]:
-        """Write what a rule makes of the record, over the version that it was made of; False where it makes nothing."""
+        """Apply a rule and overwrite the version that it was given; False if the rule returns nothing."""
         while True:
             now, row = yield from self.look(id)
             written = rule(row, now)
@@ -106,7 +106,7 @@ class Rows:
 
 
 def due_at(row: Record) -> int | None:
-    """When a reaper has to look at this record: the first time that ``lapsed_row`` may say UNKNOWN; None for never."""
+    """Return when a reaper must look at this record: when ``lapsed_row`` may first make it UNKNOWN; None: never."""
     if row.state != State.PROCESSING:
         return None
     if row.effects == Effects.IDEMPOTENT and row.lapses + count_crash(row) < row.attempts_max:

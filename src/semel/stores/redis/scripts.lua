@@ -1,16 +1,16 @@
 -- Every script of the Redis store, by name. All keys of a call lie in one slot, so that a cluster runs it as a single
--- server does; claims and settlements of one server are many records a call, whose other keys are named by theirs. The
--- first argument is the time in microseconds where a test sets the clock, and empty otherwise: then the server's own. What
--- AT, HEAD, BLANKS and field(record, '…') say is written into each script as numbers by stores/redis/layout.py, since a
--- table of places would be made anew at every call.
+-- server does. On a single server, one call claims or settles many records, whose keys name their other keys. The first
+-- argument is the time in microseconds if a test sets the clock, and empty for the server's own. stores/redis/layout.py
+-- replaces AT, HEAD, BLANKS and field(record, '…') in each script by numbers, since a table of places would be built
+-- anew at every call.
 --
--- "flags" says allow-oom where a full server must not stand in the way: a command that has begun may end, and what is
--- over may go. It also makes a replica refuse the script, which "no-writes" does not. A claim has none: what is there is still replayed by a full
--- server, and its first write is refused.
+-- "flags" has allow-oom if the script must run on a full server: a command that has begun may end, and expired data may
+-- go. It also makes a replica refuse the script, which "no-writes" does not. A claim has no flags: a full server still
+-- replays existing records, and refuses the claim's first write.
 
 -- name: prelude
--- What all scripts share. Whether a head is whole is told by its digits: tonumber stops at what is none, and takes a byte of
--- zero for the end of the text. Blank is only what has not come yet.
+-- Shared by all scripts. A head is whole if its digits are: tonumber fails on anything else, but takes a zero byte for
+-- the end of the text. Only times that have not come yet are blank.
 local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local function time(given)
     if given ~= '' then return tonumber(given) end
@@ -43,29 +43,30 @@ end
 
 -- name: look
 -- flags: no-writes
--- KEYS: record. The time to decide by, and the record.
+-- KEYS: record. Returns the time to decide by, and the record.
 return {time(ARGV[1]), call('GET', KEYS[1])}
 
 -- name: look_kept
 -- flags: no-writes
--- KEYS: the records. The time to decide by, and each record, or nothing where there is none.
+-- KEYS: the records. Returns the time to decide by, and each record, or nothing if there is none.
 local reply, records = {time(ARGV[1])}, call('MGET', unpack(KEYS))
 for place = 1, #KEYS do reply[place + 1] = records[place] end
 return reply
 
 -- name: claim
--- KEYS: the records, and in a cluster behind them all other keys of theirs, which lie in the same slot. ARGV: the time, the
--- last place that the caller has seen anywhere, and for each record its terms (what claims of one policy have in common, in
--- fixed places), nonce and operation, and what is written behind the head's times. Reserve each key that was never
--- seen, else answer its record. Answers the time, and for each record itself or its place in the order of creation: a
--- number says that it was reserved. What one record meets that is not sound is told as a list of one text.
+-- KEYS: the records, and in a cluster all their other keys behind them, which lie in the same slot. ARGV: the time, the
+-- last place that the caller has seen anywhere, and for each record its terms (the part that claims of one policy
+-- share, in fixed places), nonce and operation, and the text behind the head's times. Reserve each new key, and return
+-- the records of the others. Returns the time, and for each key its record, or its place in the order of creation: a
+-- number means that it was reserved. An error of one record is returned as a list of one text.
 --
--- Terms with an m rely on the marker, whose name stands at their end: where forgetting would be a second effect, nothing is
--- granted without it. The name is that of the store that the caller has opened: one that was made anew since, in an emptied
--- server, has other markers. While the server has it, it has neither been flushed nor begun to evict, which would drop the marker first (EXISTS does not touch
--- it). Without it nobody knows what this key was for. Whether a claim is one's own is told by its nonce, never by what
--- this script did: an answer may be lost, and the call made again. Nothing that is open expires: the time to live begins
--- with the settlement. A place is after all that this slot holds, and after all that the caller has seen.
+-- Terms with an m rely on the marker, whose name is at their end: if forgetting could cause a second effect, nothing is
+-- granted without the marker. The name is that of the store that the caller has opened; a store created since, in an
+-- emptied server, has other markers. While the marker exists, the server has neither been flushed nor begun to evict,
+-- which would drop the marker first (EXISTS does not touch it). Without it, an earlier use of this key may have been
+-- lost. The nonce tells whether a claim is the caller's own, never the result of this script: an answer may be lost,
+-- and the call repeated. Open records never expire: the time to live begins with the settlement. A new place comes
+-- after all places in this slot, and after all that the caller has seen.
 local now, count = time(ARGV[1]), (#ARGV - 2) / 3
 local at, after, known = number(now), max(now - 1, tonumber(ARGV[2])), {}
 local function learn(terms)
@@ -116,10 +117,10 @@ return reply
 
 -- name: settle
 -- flags: allow-oom
--- KEYS: the records, and in a cluster behind them the other keys. ARGV: the time, how long a record is kept beyond its
--- retention, and for each record what is settled (id, fence, nonce, state, kind and the length of what is small, in
--- fixed places) and what is written behind what was claimed. The holder's answer on its open record, and from here on the
--- record's time to live. 0 for anybody whose fence or nonce is no longer the record's, or whose record is no longer open:
+-- KEYS: the records, and in a cluster the other keys behind them. ARGV: the time, how long a record is kept beyond its
+-- retention, and for each record the settlement (id, fence, nonce, state, kind and the length of the small part, in
+-- fixed places) and the text behind the claim's fields. Writes the holder's answer to its open record, and begins the
+-- record's time to live. Returns 0 if the fence or nonce is no longer the record's, or the record is no longer open:
 -- then read and decide.
 local now, grace, count = time(ARGV[1]), tonumber(ARGV[2]), (#ARGV - 2) / 2
 local at, spans, seen = number(now), {}, {}
@@ -163,7 +164,7 @@ return reply
 
 -- name: renew
 -- flags: allow-oom
--- KEYS: record, due. A living holder's sign of life on a PROCESSING record; 0 for every other case: read and decide.
+-- KEYS: record, due. Renew a living holder's lease on a PROCESSING record; 0 in every other case: read and decide.
 local now = time(ARGV[1])
 local record = call('GET', KEYS[1])
 if not record or not readable(record) or field(record, 'state') ~= '02' or field(record, 'fence') ~= ARGV[3]
@@ -180,7 +181,7 @@ return 1
 
 -- name: replace
 -- flags: allow-oom
--- KEYS: record, operation, all, open, due, audit. Write over the version that was seen; nothing where it is another.
+-- KEYS: record, operation, all, open, due, audit. Overwrite the version that was seen; write nothing if it has changed.
 -- ARGV: time, id, seen, written, ms to live ('' for ever), whether it is open or UNKNOWN, when its lapse is due
 -- ('' for never), line of the audit trail ('' for none), the former operation's key ('' where it is the same).
 local record = call('GET', KEYS[1])
@@ -222,11 +223,10 @@ return {now, call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
 -- name: turn
 -- flags: allow-oom,allow-cross-slot-keys
 -- KEYS: turns, and the due sets of all tags (none in a cluster). ARGV: time, the turn that the caller has ('' for none),
--- microseconds between two turns, in a cluster the due sets that may be on this node. All processes take turns at
--- looking, so that the looks of a fleet are as far apart as those of one process: whoever looks takes the turn after the
--- last one that was taken. Where the last look is longer ago than it should be, a process that had a turn is gone: the
--- turns begin anew. Answers the time, the caller's next turn, the earliest that is due ('' for nothing), and the due sets
--- that are on other nodes.
+-- microseconds between two turns, in a cluster the due sets that may be on this node. All processes take turns, so that
+-- a fleet's looks are as far apart as those of one process: a process that looks takes the turn after the last one
+-- taken. If the last look is too long ago, a process with a turn is gone, and the turns begin anew. Returns the time,
+-- the caller's next turn, the earliest due time ('' for none), and the due sets that are on other nodes.
 local now, mine, every = time(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local earliest, elsewhere = first_due(ARGV, 4, first_due(KEYS, 2, nil))
 earliest = earliest and format('%.0f', earliest) or ''
@@ -243,8 +243,8 @@ return {now, format('%.0f', turn), earliest, elsewhere}
 
 -- name: earliest
 -- flags: no-writes,allow-cross-slot-keys
--- KEYS: a due set of this node of a cluster. ARGV: time, and the due sets that may be on this node, too. Answers the time,
--- the earliest that is due ('' for nothing), and the due sets that are on other nodes.
+-- KEYS: a due set of this node of a cluster. ARGV: time, and other due sets that may be on this node. Returns the time,
+-- the earliest due time ('' for none), and the due sets that are on other nodes.
 local now = time(ARGV[1])
 local earliest, elsewhere = first_due(ARGV, 2, first_due(KEYS, 1, nil))
 return {now, earliest and format('%.0f', earliest) or '', elsewhere}
@@ -258,7 +258,7 @@ if ARGV[4] ~= '' then call('ZADD', KEYS[2], ARGV[4], ARGV[2]) else call('ZREM', 
 return 1
 
 -- name: migrate
--- KEYS: meta. Written once, as the first version; 0 where it is there.
+-- KEYS: meta. Write it once, as the first version; 0 if it exists.
 if call('EXISTS', KEYS[1]) == 1 then return 0 end
 call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[3])
 return 1

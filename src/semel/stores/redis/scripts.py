@@ -28,9 +28,9 @@ class RedisScript:
 
 
 class RedisCall(NamedTuple):
-    """One script or command, on keys that lie in one slot. The driver puts the time first where ``script`` is one.
+    """One script or command, on keys that lie in one slot. The driver puts the time in front of a script's arguments.
 
-    A command without a key is one for the server that holds the key ``at``.
+    A command without a key goes to the server that holds the key ``at``.
     """
 
     script: RedisScript | None
@@ -41,7 +41,7 @@ class RedisCall(NamedTuple):
 
     @property
     def place(self) -> bytes:
-        """The key that says which node of a cluster it goes to."""
+        """The key that selects the node of a cluster."""
         return self.keys[0] if self.keys else self.at
 
 
@@ -56,7 +56,7 @@ class Calls(Ask[list[Any]]):
 
 @cache
 def scripts(package: str, file: str, placed: Callable[[str], str]) -> Mapping[str, RedisScript]:
-    """The named scripts of a ``.lua`` file that lies in a package, each after the prelude; ``placed`` writes them."""
+    """Read the named scripts of a package's ``.lua`` file, each after the prelude; ``placed`` fills in places."""
     parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
     blocks = dict(zip(parts[1::2], parts[2::2], strict=True))
     prelude = blocks.pop("prelude")

@@ -1,8 +1,8 @@
 """Find the primary from the answers of Sentinels. No IO happens here.
 
-A Sentinel is asked when the primary is not known, has failed or has refused a write; what it names is believed once
-that server itself says that it is a primary. Nothing is sent again for that: the call that met the failover is the
-engine's to repeat.
+A Sentinel is asked when the primary is unknown, has failed or has refused a write. The server that it names is used
+once that server itself confirms that it is a primary. This module retries nothing: the engine retries the call that met
+the failover.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sentinel:
     _deaf: set[Node] = field(default_factory=set)  # Sentinels that did not answer last
 
     def node_of(self, key: bytes) -> Node:
-        """The primary. Raises StoreUnavailable where no Sentinel has named one."""
+        """Return the primary. Raises StoreUnavailable where no Sentinel has named one."""
         if self._node is None:
             raise StoreUnavailable(
                 f"no Sentinel has named the primary of {self.service!r} yet: retry with the same key"
@@ -37,7 +37,7 @@ class Sentinel:
         return self._node
 
     def lane(self, key: bytes) -> str:
-        """All calls share their round trips."""
+        """Return one name: all calls share their round trips."""
         return ""
 
     def stale(self) -> bool:
@@ -45,7 +45,7 @@ class Sentinel:
         return self._node is None or (self._stale and time.monotonic() - self._asked >= REFRESH_SECONDS_MIN)
 
     def refresh(self) -> Refreshing:
-        """Ask one Sentinel after the other, those that were silent last; and whom they name, whether it is so.
+        """Ask one Sentinel after the other, silent ones last; then ask the server that it names to confirm.
 
         Raises StoreUnavailable: no Sentinel answers, the service is not known, or no primary has taken over yet.
         """
@@ -73,7 +73,7 @@ class Sentinel:
         raise StoreUnavailable(said[-1])
 
     def _read_named(self, sentinel: Node, reply: Any) -> Node | str:
-        """The primary that a Sentinel names, or why it names none."""
+        """Read the primary that a Sentinel names, or why it names none."""
         if type(reply) is RedisRefused:
             if "unknown command" in reply.text:
                 return f"{sentinel} is no Sentinel; name the Sentinels in redis+sentinel://, or the server in redis://"
@@ -84,16 +84,16 @@ class Sentinel:
         return Node(bytes(host).decode(), int(port))
 
     def note_failure(self, node: Node) -> None:
-        """A server did not answer, or takes no writes: perhaps another has taken over."""
+        """Note that a server did not answer, or refuses writes: perhaps another has taken over."""
         self._stale = True
 
     def note_move(self, slot: int, node: Node) -> None:
-        """No server under Sentinels is part of a cluster."""
+        """Raise an error: no server under Sentinels is part of a cluster."""
         raise StoreUnavailable("the server is part of a cluster; use redis+cluster:// in the URL")
 
 
 def _no_primary(node: Node, answer: Any) -> str | None:
-    """Why a server is not the primary that the Sentinels name; None where it is."""
+    """Say why a server is not the primary that the Sentinels name; None if it is."""
     if isinstance(answer, StoreError):
         return f"{answer}; the Sentinels still name it: no server has taken over yet, retry with the same key"
     role = answer[0]

@@ -15,9 +15,9 @@ _UPGRADE: Final = "upgrade to Redis 7.0, Valkey 7.2 or newer"
 
 
 def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]:
-    """The settings of every server that holds a part of the records.
+    """Read the settings of every server that holds a part of the records.
 
-    Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster; ``wait_replicas`` of the URL.
+    Parameters: ``tags`` the keys' beginnings, which lie on all nodes of a cluster; ``wait_replicas`` of the URL.
     """
     calls = tuple([RedisCall(None, (), _SECTIONS, "INFO", at=tag) for tag in tags])
     servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
@@ -28,13 +28,13 @@ def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]
 
 
 def setting(tags: tuple[bytes, ...], name: str) -> Flow[set[str]]:
-    """The values of one setting on all servers. Many hosts of Redis refuse CONFIG to their users."""
+    """Read one setting on all servers. Many hosts of Redis refuse CONFIG to their users."""
     calls = tuple([RedisCall(None, (), (b"GET", name.encode()), "CONFIG", at=tag) for tag in tags])
     return {bytes(value).decode() for reply in (yield from ask(Calls(calls))) for value in reply[1::2]}
 
 
 def memory(tags: tuple[bytes, ...]) -> Flow[set[tuple[int, int]]]:
-    """Bytes in use and allowed (0: no bound), of each server."""
+    """Read the bytes in use and allowed (0: no bound) of each server."""
     calls = tuple([RedisCall(None, (), (b"server", b"memory"), "INFO", at=tag) for tag in tags])
     # A server is asked once for each tag, and has a little more in use each time.
     servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
@@ -42,7 +42,7 @@ def memory(tags: tuple[bytes, ...]) -> Flow[set[tuple[int, int]]]:
 
 
 def info(text: bytes) -> Mapping[str, str]:
-    """The fields of an INFO reply.
+    """Parse the fields of an INFO reply.
 
     >>> info(b"# Server\\r\\nredis_version:7.0.15\\r\\nrole:master\\r\\n")["role"]
     'master'
@@ -113,7 +113,7 @@ def _replicas(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed
         yield Observed(
             "replicas",
             "warning",
-            "a failover to a replica forgets what had not reached it yet",
+            "a failover to a replica loses writes that have not reached it yet",
             "add ?wait_replicas=1 to the URL; it narrows the gap and does not close it",
         )
     elif connected:

@@ -1,8 +1,8 @@
 """The Redis store (and Valkey's, and a cluster's): one script on one slot for a claim, a settlement, a replay.
 
-A record is one string; the scripts read and write its head, and ``decide`` says what it means. Nothing that is open
-or UNKNOWN has a time to live. What Redis may lose (what was acknowledged and not on disk, or not on a replica that
-takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on it.
+A record is one string: the scripts read and write its head, and ``decide`` rules on it. An open or UNKNOWN record has
+no time to live. Redis may lose acknowledged writes that are not on disk, or not on a replica that takes over, and their
+fences with them: read ``docs/redis.md`` before money depends on it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RedisStore:
     """The store contract in Redis scripts.
 
     Parameters: ``prefix`` of every key, so that several stores share a server; ``wait_replicas`` how many replicas the
-    driver waits for, of which :meth:`observe` speaks; ``accepts_loss`` whether EXTERNAL commands may run on a
+    driver waits for, which :meth:`observe` reports; ``accepts_loss`` whether EXTERNAL commands may run on a
     server that has lost records.
     """
 
@@ -108,7 +108,7 @@ class RedisStore:
         self._opened: Identity | None = None  # the store whose records this process relies on
         self._marker: bytes | None = None  # the name of its markers; None: one of the first version has none
         self._due_by_node: list[list[bytes]] | None = None  # a cluster's due sets; first the turns' node
-        self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
+        self._newest = 0  # the last place that this process has seen: its next claims come after it
 
     # --- a command's life -------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class RedisStore:
         return [groups[tag] for tag in sorted(groups)]
 
     def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
-        """The call, and what each claim is about as its record has it."""
+        """Make the call, and return each claim's names in the form of its record."""
         marker = None if self.accepts_loss else self._marker
         arguments: list[bytes | int] = [self._newest]
         named: list[bytes] = []
@@ -166,7 +166,7 @@ class RedisStore:
         return self.keys.all(id), self.keys.open(id), self.keys.due(id)
 
     def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
-        """Decide on a record that is there, and write what that grants; if another writer was first, decide again."""
+        """Decide on an existing record, and write the grant; if another writer was first, decide again."""
         while row is not None:
             verdict = decide(row, claim, now, begun=False)  # there are no steps on Redis
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
@@ -386,8 +386,8 @@ class RedisStore:
     def _rely_on(self, found: Identity) -> None:
         """Take the markers that claims rely on from the store that was opened first.
 
-        A store that was made anew in its place has other markers. It is accepted only in a new epoch, which an operator
-        begins with ``semel migrate --records-may-be-lost``.
+        A store that was created anew in its place has other markers. It is accepted only in a new epoch, which an
+        operator begins with ``semel migrate --records-may-be-lost``.
         """
         opened, version = self._opened or found, found.schema_version
         is_forgiven = found.epoch > 1 and found.secret_check == opened.secret_check
@@ -398,7 +398,7 @@ class RedisStore:
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         known = yield from self.identity()
-        if known is None:  # a flush removes the markers, too: the remaining ones show that there was a store
+        if known is None:  # a flush removes the markers too: those that remain show that there was a store
             is_lost = self._opened is not None or (yield from self._count_missing(b"")) < TAGS
         else:
             is_lost = self._marker is not None and (yield from self._count_missing(self._marker)) > 0
@@ -407,9 +407,9 @@ class RedisStore:
         return (yield from self._write_identity(known, store_id, secret_check, 0 if known is None else known.epoch - 1))
 
     def restore(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        """As :meth:`migrate` of a store that has lost keys: from now on its claims are granted again.
+        """Migrate a store that has lost keys, so that its claims are granted again.
 
-        Also by engines that have opened the store that was there before.
+        Engines that had opened the former store grant claims again, too.
         """
         known = yield from self.identity()
         if known is not None:
@@ -419,7 +419,7 @@ class RedisStore:
     def _write_identity(
         self, known: Identity | None, store_id: str, secret_check: bytes, epoch: int
     ) -> Flow[list[str]]:
-        """The markers go before the version that claims rely on: one that dies in between has written version 1."""
+        """Write the markers before the version that claims rely on: a process that dies midway leaves version 1."""
         done = 0 if known is None else known.schema_version
         if known is None:
             yield from ask(Calls((RedisCall(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))
@@ -435,7 +435,7 @@ class RedisStore:
 
 
 def _kept_among(asked: Sequence[Known], strings: Sequence[bytes | None], now: int) -> Sequence[Replay | None]:
-    """The kept answer that each string is, where it is this request's."""
+    """Return the kept answer in each string, if it is this request's."""
     return [_find_kept(*each, now) for each in zip(asked, strings, strict=True)]
 
 
@@ -452,7 +452,7 @@ def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
 
 
 def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
-    """Replies by tag, in the order of the requests."""
+    """Sort replies by tag into the order of the requests."""
     ordered = list(replies)
     by_tag = sorted(range(len(requests)), key=lambda place: _id_of(requests[place])[0] % TAGS)
     for place, reply in zip(by_tag, replies, strict=True):

@@ -23,7 +23,7 @@ _SENTINEL: Final = "redis+sentinel://HOST:26379,HOST:26379/SERVICE/DATABASE"
 
 
 def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """The backend of a Redis URL. Takes what it knows out of ``options``.
+    """Make the backend of a Redis URL. Removes the options that it knows from ``options``.
 
     Raises:
         UrlError: a part cannot be understood. No message holds the password.
@@ -80,7 +80,7 @@ def redis_backend(
     wait_seconds: float = 1.0,
     accepts_loss: bool = False,
 ) -> Backend:
-    """The backend of a Redis or Valkey server, of a cluster, or of the primary that Sentinels name.
+    """Make the backend of a Redis or Valkey server, of a cluster, or of the primary that Sentinels name.
 
     Parameters: ``nodes`` host and port of the server, of some nodes of a ``cluster``, or of the Sentinels of
     ``service`` (port 0: the path of a socket); ``prefix`` of every key; ``wait_replicas`` how many replicas must have
@@ -132,14 +132,14 @@ def _node(place: str, usual: int) -> tuple[str, int]:
 
 
 def _place(name: str, path: str) -> str:
-    """A path of certificates or a key. Of a missing file redis-py says only that it cannot reach the server."""
+    """Return a path of certificates or a key. For a missing file redis-py would only report an unreachable server."""
     if not os.path.exists(path):
         raise UrlError(f"{name} must name an existing file; there is no {path!r}")
     return path
 
 
 def _service(url: SplitResult) -> tuple[str, SplitResult]:
-    """The name that the Sentinels know the servers by, and the URL without it."""
+    """Return the name that the Sentinels know the servers by, and the URL without it."""
     name, _, database = url.path.strip("/").partition("/")
     if _SERVICE.fullmatch(name) is None:
         raise UrlError(f"the path of this URL begins with the name that the Sentinels monitor: {_SENTINEL}")

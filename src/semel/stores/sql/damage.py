@@ -74,7 +74,7 @@ _IDS: Final = frozenset({"operation_id", "record_id", "bulk_id"})
 
 
 def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
-    """The damage of a row, naming its column; None if it is sound. Checks only the given columns.
+    """Describe a row's damage, naming its column; None if it is sound. Checks only the given columns.
 
     >>> damage_of("messages", {"consumer": "billing", "message_id": "m-1", "tries": 3}) is None
     True
@@ -111,7 +111,7 @@ def _is_id(noun: str, column: str) -> bool:
 
 
 def repair(noun: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with a value of the right type in every column that is given, so that it can be shown.
+    """Return the row with a value of the right type in every given column, so that it can be shown.
 
     >>> repair("messages", {"consumer": b"x", "message_id": "m-1", "tries": "three"})
     {'consumer': "b'x'", 'message_id': 'm-1', 'tries': 0}

@@ -1,4 +1,4 @@
-"""One interface to three databases: the flows of a noun are written once, and so are statements that all understand.
+"""One interface to three databases, so that the flows of a noun, and statements common to all, are written once.
 
 A noun such as the outbox has one class of flows over a :class:`Dialect`, a file of the named statements that SQLite and
 MariaDB share, and one of each database's own. ``:now`` is the store's time wherever a statement names it. Texts may
@@ -33,7 +33,7 @@ from semel.stores.sql.statements import (
 Values = Mapping[str, Value]
 ROWS: Final = "rows"  # the parameter of a statement that takes many rows as one JSON array
 
-# The room whose folder ``sql`` has the statements of a noun.
+# By noun, the room whose folder ``sql`` has its statements.
 _ROOMS: Final[Mapping[str, str]] = {
     "copies": "semel.stores.sql",
     "events": "semel.outbox",
@@ -56,32 +56,32 @@ class Dialect(Protocol):
         """``sqlite``, ``postgres`` or ``mariadb``."""
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        """The named statements of a noun, from ``<noun>.sql`` and ``<database>_<noun>.sql`` in its room."""
+        """Read the named statements of a noun, from ``<noun>.sql`` and ``<database>_<noun>.sql`` in its room."""
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
-        """The rows of a reading statement."""
+        """Read the rows of a statement."""
 
     def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
-        """The rows of the same reading statement for many parameters, in one round trip where the database can.
+        """Read the rows of one statement for many parameters, in one round trip where the database can.
 
         On PostgreSQL as in :meth:`write_all`.
         """
 
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
-        """The number of rows that a writing statement changed. On PostgreSQL it ends with ``RETURNING 1``."""
+        """Write, and return the number of changed rows. On PostgreSQL the statement ends with ``RETURNING 1``."""
 
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
-        """The same statement for many rows, in one round trip if the database can; returns the number of changed rows.
+        """Write many rows by one statement, in one round trip if the database can; returns the number of changed rows.
 
         All rows name the same parameters in the same order. On PostgreSQL every parameter but ``:now`` is the array
         of a column, and the statement unnests them.
         """
 
     def last_write(self, statement: Statement, params: Mapping[str, Argument]) -> Ask[Any]:
-        """The ask of a statement that must change one row, or the unit that it ends cannot commit."""
+        """Return the ask of a unit's last statement, which must change one row, or the unit cannot commit."""
 
     def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
-        """The turn that a worker takes, where it is not the statement that decides it: ``mine`` there.
+        """Take a worker's turn; where the statement itself decides it, return ``mine``.
 
         Parameters: as :class:`~semel.workers.rules.TakesTurns` has them.
         """
@@ -205,19 +205,19 @@ class Mariadb:
 
 @cache
 def _shared_statements(noun: str, database: str) -> Mapping[str, Statement]:
-    """The statements that SQLite and MariaDB share, with those of one of them."""
+    """Read the statements that SQLite and MariaDB share, with those of one of them."""
     room = _ROOMS[noun]
     return {**statements(room, f"sql/{noun}.sql"), **statements(room, f"sql/{database}_{noun}.sql")}
 
 
 def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argument]:
-    """The parameters of many rows as columns."""
+    """Turn the parameters of many rows into columns."""
     names = [name for name in statement.distinct if name != "now"]
     return {name: [params[name] for params in each] for name in names}
 
 
 def _as_json(statement: Statement, each: Sequence[Values]) -> Values:
-    """The rows as one JSON array of arrays, bytes in hex; a parameter that the statement names is that of all rows."""
+    """Write rows as one JSON array of arrays, bytes in hex; all rows share a parameter that the statement names."""
     shared = {name: value for name, value in each[0].items() if name in statement.distinct}
     rows = [[_to_json(value) for name, value in row.items() if name not in shared] for row in each]
     return {**shared, ROWS: json.dumps(rows)}
@@ -247,9 +247,9 @@ MARIADB: Final = Mariadb()
 
 
 def dialect_of(store: Any, noun: str) -> Dialect:
-    """The dialect of a store's database.
+    """Return the dialect of a store's database.
 
-    Parameters: ``store`` any store; ``noun`` what it is needed for, such as ``"steps"``.
+    Parameters: ``store`` any store; ``noun`` what needs it, such as ``"steps"``.
 
     Raises ConfigurationError where the store is no SQL database.
     """

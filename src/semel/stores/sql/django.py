@@ -1,8 +1,8 @@
-"""Joining the transaction of Django's connection: ``with transaction.atomic(): with engine.atomic(connection, …)``.
+"""Joins the transaction of Django's connection: ``with transaction.atomic(): with engine.atomic(connection, …)``.
 
-Django owns BEGIN and COMMIT. The record belongs to the outermost ``atomic()`` block; inside a ``TestCase``, whose
-own blocks are around every test, to the outermost of the test's, which is a savepoint there. What the two databases
-need beyond that is in ``django_postgres`` and ``django_sqlite``.
+Django owns BEGIN and COMMIT. The record belongs to the outermost ``atomic()`` block. A ``TestCase`` wraps every test in
+its own blocks; there the record belongs to the test's outermost block, which is a savepoint. The two databases' own
+parts are in ``postgres/django`` and ``sqlite/join_target``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _ELSEWHERE: Final = "this store is {store}, Django's connection {alias!r} is {ve
 
 
 def is_django(connection: Any) -> bool:
-    """Whether it is a connection of Django's, or the proxy ``django.db.connection``."""
+    """Whether the target is a connection of Django's, or the proxy ``django.db.connection``."""
     return isinstance(connection, (BaseDatabaseWrapper, ConnectionProxy))
 
 
 def check_block(connection: Any, vendor: str, store: str) -> bool:
-    """Whether the open block is inside a TestCase's.
+    """Check the open block, and return whether it is inside a TestCase's.
 
     Raises JoinRefused where the database is of another kind, or no outermost block is open.
     """
@@ -61,7 +61,7 @@ def check_block(connection: Any, vendor: str, store: str) -> bool:
 
 
 def connection_of(alias: str) -> Any:
-    """Django's connection of this thread. Raises ConfigurationError: DATABASES has no such alias."""
+    """Return Django's connection of this thread. Raises ConfigurationError: DATABASES has no such alias."""
     if alias not in connections.settings:
         known = ", ".join(map(repr, connections.settings))
         raise ConfigurationError(f"DATABASES has no {alias!r}; it has {known}")
@@ -69,7 +69,7 @@ def connection_of(alias: str) -> Any:
 
 
 def outermost_block(alias: str) -> AbstractContextManager[Any]:
-    """A block that is the outermost one: Django's own where ``ATOMIC_REQUESTS`` or a decorator has opened it."""
+    """Make the outermost block: Django's own if ``ATOMIC_REQUESTS`` or a decorator has opened it."""
     connection = connection_of(alias)
     is_open = any(not block._from_testcase for block in connection.atomic_blocks)
     block: AbstractContextManager[Any] = nullcontext() if is_open else transaction.atomic(using=alias)
@@ -88,14 +88,14 @@ def when_committed(alias: str, act: Callable[[], object]) -> None:
 
 
 def outside_of_requests(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A view that ``ATOMIC_REQUESTS`` opens no transaction for, on any database."""
+    """Wrap a view so that ``ATOMIC_REQUESTS`` opens no transaction for it, on any database."""
     for alias in connections.settings:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
 
 
 def find_open_block() -> str | None:
-    """The alias of a database on which a transaction is open, beside those of a TestCase; None without one."""
+    """Return the alias of a database with an open transaction, except a TestCase's; None without one."""
     for each in connections.all(initialized_only=True):
         if any(not block._from_testcase for block in each.atomic_blocks):
             return str(each.alias)
@@ -108,20 +108,20 @@ def close_connections() -> None:
 
 
 def rolls_back_any() -> bool:
-    """Whether a block that is open on any database will end in a rollback."""
+    """Whether an open block on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))
 
 
 def failures() -> dict[str, BaseException | None]:
-    """The last error of each open database for which Django has given up a block: compare it with `failure_since`."""
+    """Return the last error of each open database whose block Django has given up, for `failure_since`."""
     return {each.alias: each.rollback_exc for each in connections.all(initialized_only=True)}
 
 
 def failure_since(before: Mapping[str, BaseException | None]) -> BaseException | None:
-    """The error for which an open block will end in a rollback, though the view did not ask for it; None without one.
+    """Return the error that will roll back an open block though the view did not ask for it; None without one.
 
-    The ORM gives a block up when a statement fails outside of an inner block, also where the view catches the error. So
-    does the connection when the view closes it. ``set_rollback(True)`` is a request.
+    The ORM gives up a block when a statement fails outside of an inner block, even if the view catches the error. The
+    connection does so when the view closes it. ``set_rollback(True)`` is the view's own request.
     """
     for each in connections.all(initialized_only=True):
         if each.in_atomic_block and each.needs_rollback:
@@ -158,7 +158,7 @@ def is_in_test_case(alias: str) -> bool:
 
 
 def store_url_of(alias: str) -> str:
-    """The store URL of the database that Django knows by this alias, as it is now: tests have another one.
+    """Return the store URL of the database that this alias names now: tests have another one.
 
     Raises ConfigurationError: the database is in memory, or of a kind whose transaction cannot be joined.
     """
@@ -193,7 +193,7 @@ def store_url_of(alias: str) -> str:
 
 
 def _libpq_of(alias: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """What libpq takes of a PostgreSQL database's OPTIONS, and Django's ``assume_role`` in libpq's words.
+    """Return the OPTIONS of a PostgreSQL database that libpq takes, and Django's ``assume_role`` as libpq spells it.
 
     Raises ConfigurationError: the role has a name that ``options`` cannot hold.
     """
@@ -202,7 +202,7 @@ def _libpq_of(alias: str, given: Mapping[str, Any]) -> dict[str, str]:
     known = libpq_options()
     found = {key: str(value) for key, value in given.items() if key in known and value is not None}
     role = given.get("assume_role")
-    if role:  # whose tables they are, and who may write them, is the same on both connections
+    if role:  # so that both connections own and may write the same tables
         if _ROLE.fullmatch(str(role)) is None:
             raise ConfigurationError(
                 f"DATABASES[{alias!r}] assumes the role {role!r}; Semel takes only names of letters, digits and _: "

@@ -1,8 +1,8 @@
 """Find lapsed records without an index that every settlement would have to update.
 
-It walks what was created since, in order of creation, and remembers what it saw open: each record is read
-once. What stays open for long, and what became UNKNOWN, goes to a small table, so that the walk of a
-process that starts tomorrow begins near the end. All of this only finds candidates; the rule decides.
+It walks new records in order of creation, reads each one once, and remembers those that it saw open. Records that stay
+open for long, and UNKNOWN ones, go to a small table, so that the walk of a process that starts tomorrow begins near the
+end. All of this only finds candidates; the rule decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.workers.rules import TURN_PAGE
 
 PAGE: Final = 2_000
 PAGES_PER_ROUND: Final = 50
-LAG_US: Final = 5_000_000  # its caller has given up on a statement that takes longer
+LAG_US: Final = 5_000_000  # a caller gives up on a statement that takes longer
 OPEN_MAX: Final = 20_000
 ROUNDS_PER_KEEP: Final = 60
 COUNTED_AT_ONCE: Final = 20_000
@@ -38,7 +38,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A store's statements for it: ``keep`` writes the open ids and the place of a horizon."""
+    """A store's statements for the walk: ``keep`` writes the open ids and the place of a horizon."""
 
     read_horizon: Statement
     scan_open: Statement
@@ -47,7 +47,7 @@ class Walk:
     versions: Versions
 
     def lapse(self, horizon: Horizon, limit: int) -> Flow[list[Record]]:
-        """One round of the reaper: at most ``limit`` lapsed records made UNKNOWN."""
+        """Run one round of the reaper: make at most ``limit`` lapsed records UNKNOWN."""
         young = yield from self._go_on(horizon)
         candidates = sorted({*horizon.open, *young})
         due = yield from ask(Query(self.find_lapsed, {"ids": candidates, "limit": limit}))
@@ -81,7 +81,7 @@ class Walk:
         horizon.after = cast(int, start)
 
     def _go_on(self, horizon: Horizon) -> Flow[list[bytes]]:
-        """Go on to the end; answers the open records that are too young to be left behind."""
+        """Walk on to the end; return the open records that are too young to be left behind."""
         if horizon.after is None:
             yield from self._begin(horizon)
         after = cast(int, horizon.after)
@@ -104,8 +104,8 @@ class Walk:
 def count_states(statement: Statement) -> Flow[dict[int, int]]:
     """Count the records in each state, reading pages in order of creation.
 
-    All in one statement would take longer than a call may, once there are some millions. Parameters: ``statement``
-    answers state, count and the last place for each state of the page after ``:after``.
+    One statement for all would take longer than a call may, once there are some millions. Parameters: ``statement``
+    returns state, count and the last place for each state of the page after ``:after``.
     """
     found: dict[int, int] = {}
     after, page = 0, COUNTED_AT_ONCE

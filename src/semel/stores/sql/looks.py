@@ -11,10 +11,10 @@ from semel.stores.sql.statements import Query, Statement
 
 
 def choose_look(query: Find, sql: Mapping[str, Statement], *, is_listed: bool) -> Flow[tuple[bool, int]]:
-    """Whether the page comes from the short list, and the cursor behind which it looks at no record.
+    """Return whether the page comes from the short list, and the cursor behind which it reads no record.
 
-    The short list has no order of its own: a page reads all of it. Where it is longer than ``query.looks``, the page
-    walks along all records instead, newest first, and over so many of them.
+    The short list has no order of its own, so a page reads all of it. If it is longer than ``query.looks``, the page
+    instead walks along that many of all records, newest first.
 
     Parameters: ``sql`` the store's statements, with ``count_listed`` and ``read_newest``; ``is_listed`` whether all
     records that fit are on the list.
@@ -35,5 +35,5 @@ def choose_look(query: Find, sql: Mapping[str, Statement], *, is_listed: bool) -
 
 
 def next_page(last: int | None, after: int) -> int | None:
-    """The cursor of the next page, after one that ended at ``last`` (None: not full) and looked down to ``after``."""
+    """Return the next page's cursor, after one that ended at ``last`` (None: not full) and read down to ``after``."""
     return last if last is not None or not after else after + 1

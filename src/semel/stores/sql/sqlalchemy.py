@@ -1,7 +1,7 @@
 """SQLAlchemy: sessions on the connection of an ATOMIC unit, and joining a Session or Connection on SQLite.
 
-A session is bound to an engine whose pool holds one connection, the unit's. What SQLAlchemy asks a server when it
-first meets it is asked once in a process: later units share the dialect and the compiled statements.
+A session is bound to an engine whose pool holds one connection, the unit's. A process asks SQLAlchemy's first questions
+to a server only once: later units share the dialect and the compiled statements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _known: dict[tuple[Any, ...], tuple[Dialect, LRUCache[Any, Any]]] = {}
 
 
 def session_on(connection: Any, **options: Any) -> Session:
-    """A Session on an ATOMIC unit's connection: sqlite3's, psycopg's or PyMySQL's.
+    """Open a Session on an ATOMIC unit's connection: sqlite3's, psycopg's or PyMySQL's.
 
     ``commit()`` keeps what the session wrote for Semel's COMMIT, and never ends the unit. ``rollback()``, and a close
     without a commit, undo everything since the last commit, also what was written on ``permit.connection`` itself.
@@ -77,13 +77,13 @@ def session_on(connection: Any, **options: Any) -> Session:
 
 
 def mark_of(connection: Any) -> Callable[[], object] | None:
-    """Of an item of a bulk: what lets a session roll back to here, once that is committed; None elsewhere."""
+    """For an item of a bulk, return what a session calls to mark where its rollback ends; None elsewhere."""
     mark: Callable[[], object] | None = getattr(getattr(connection, "rollback", None), "mark", None)
     return mark
 
 
 def _engine_on(connection: Any) -> Engine:
-    """An engine whose only connection is an ATOMIC unit's. Raises ConfigurationError."""
+    """Make an engine whose only connection is an ATOMIC unit's. Raises ConfigurationError."""
     dialect, server = _dialect_of(connection)
 
     def borrow(_: Dialect) -> Any:
@@ -137,13 +137,13 @@ class JoinedSession:
                 raise ConfigurationError(_OTHER.format(name=name, home=engine_label(home), other=engine_label(found)))
             return unit
 
-        session.rollback()  # it has only read so far
+        session.rollback()  # the session has only read so far
         session.get_bind = get_bind  # type: ignore[method-assign]
         self._outer = _joined.get()
         _joined.set(self)
 
     def check(self, session: Session) -> None:
-        """Refuse another session of the application meanwhile. Raises ConfigurationError."""
+        """Refuse a second session of the application meanwhile. Raises ConfigurationError."""
         if session is not self._session:
             raise ConfigurationError(_SECOND.format(name=self._name))
 
@@ -162,7 +162,7 @@ _owners: Final[weakref.WeakKeyDictionary[Connection, weakref.ref[Session]]] = we
 
 
 def engine_label(engine: Engine) -> str:
-    """A database as an error names it, without its password."""
+    """Name a database for an error, without its password."""
     return engine.url.render_as_string(hide_password=True)
 
 
@@ -175,7 +175,7 @@ def check_unwritten(session: Session, name: str) -> None:
 def watch_sessions(sessions: Any) -> None:
     """Note in each session of a ``scoped_session`` or ``sessionmaker`` whether its open transaction has written.
 
-    While one of them is part of a command, no other one of the same thread may begin.
+    While one of them is part of a command, no other session of the same thread may begin.
     """
     for event_name, listener in (("after_begin", _note_begin), ("after_transaction_end", _note_end)):
         if not event.contains(sessions, event_name, listener):
@@ -246,9 +246,9 @@ def check_joinable_bind(bind: Engine, join: Callable[[Any], Any]) -> None:
 
 
 def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect], Any]) -> Engine:
-    """An engine whose only connection is the one that ``borrow`` returns, as the dialect wants it.
+    """Make an engine whose only connection is the one that ``borrow`` returns, in the dialect's form.
 
-    Parameters: ``name`` of the dialect with its driver; ``server`` tells the servers apart that it was met on.
+    Parameters: ``name`` of the dialect with its driver; ``server`` identifies the server.
     """
     known = _known.get((name, server))
     if known is None:
@@ -263,7 +263,7 @@ def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect],
         def remember(*_: object) -> None:
             _known[name, server] = made.dialect, compiled
 
-        event.listen(made, "connect", remember)  # after SQLAlchemy's own, by which it has met the server
+        event.listen(made, "connect", remember)  # after SQLAlchemy's own listener, which queries the server
         return made
     dialect, compiled = known
     pool = StaticPool(lambda: borrow(dialect), dialect=dialect, reset_on_return=None)
@@ -274,7 +274,7 @@ def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect],
 
 
 def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
-    """The dialect for a unit's connection, and what tells its server from others. Raises ConfigurationError."""
+    """Return the dialect for a unit's connection, and its server's identity. Raises ConfigurationError."""
     if isinstance(connection, sqlite3.Connection):
         return "sqlite", ()
     psycopg, pymysql = sys.modules.get("psycopg"), sys.modules.get("pymysql")
@@ -289,7 +289,7 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def postgres_server(connection: Any) -> tuple[Any, ...]:
-    """The identity of a psycopg connection's server and database."""
+    """Return the identity of a psycopg connection's server and database."""
     info = connection.info
     return info.host, info.port, info.dbname, info.server_version
 
@@ -299,7 +299,7 @@ def join_sqlalchemy(target: Session | Connection, file: StoreFile) -> JoinedUnit
 
     Raises:
         JoinRefused: another database or file, autocommit, a savepoint, or statements already run.
-        StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
+        StoreUnavailable: the file's write lock was not free within its ``busy_seconds``.
     """
     if target.in_nested_transaction():
         raise JoinRefused(BEGUN)
@@ -320,12 +320,12 @@ def _connection_of(target: Session | Connection) -> Connection:
 
 
 def executing_on(target: Session | Connection) -> Execute:
-    """Statements in the transaction of a Session or Connection, with rows as they are. Raises JoinRefused."""
+    """Make the function that executes statements in a Session's or Connection's transaction. Raises JoinRefused."""
     connection = _connection_of(target)
     driver: Any = connection.connection.driver_connection
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
-        factory = driver.text_factory  # the user's own: our texts are texts
+        factory = driver.text_factory  # the user may have changed it; our texts are str
         driver.text_factory = str
         try:
             result = connection.exec_driver_sql(text, tuple(params))

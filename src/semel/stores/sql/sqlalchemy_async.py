@@ -34,7 +34,7 @@ _NO_CONNECTION: Final = (
 
 
 def async_session_on(connection: Any, **options: Any) -> AsyncSession:
-    """An AsyncSession on an ATOMIC unit's connection: psycopg's, asyncpg's or asyncmy's.
+    """Open an AsyncSession on an ATOMIC unit's connection: psycopg's, asyncpg's or asyncmy's.
 
     ``commit()`` and ``rollback()`` as :func:`semel.stores.sql.sqlalchemy.session_on` has them.
 
@@ -82,10 +82,10 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 class AsyncJoinedUnit(JoinedUnit):
-    """The same on an AsyncSession or AsyncConnection, through its ``run_sync``."""
+    """A :class:`JoinedUnit` on an AsyncSession or AsyncConnection, through its ``run_sync``."""
 
     def __init__(self, target: AsyncSession | AsyncConnection, unit: JoinedUnit) -> None:
-        super().__init__(target, unit.execute, unit.clock)  # what is known of savepoints is the synchronous one's
+        super().__init__(target, unit.execute, unit.clock)  # only the synchronous one knows of savepoints
         self._unit = unit
 
     async def run_async(self, make: MakeFlow[T]) -> T:

@@ -1,7 +1,7 @@
 """SQL as data: the asks of every SQL store, and the reader of ``.sql`` files with named statements.
 
-Only ``int | bytes | str | None`` cross a driver, positional rows come back. The text is written in one
-neutral style (``:name`` parameters); a driver whose client library wants another one compiles it.
+Only ``int | bytes | str | None`` cross a driver, and rows are positional. The text has one neutral style (``:name``
+parameters); a driver compiles it if its client library wants another style.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from semel.core.flow import Ask
 
 Value = int | bytes | str | None
-Bound = tuple[Value | bytearray, ...]  # in a statement's order, as SQLite's client library takes them without a detour
+Bound = tuple[Value | bytearray, ...]  # in a statement's order, as SQLite's client library takes them directly
 Argument = Value | Sequence[Value]  # a column of a batch, where the database takes one
 Row = tuple[Value, ...]
 Params = Mapping[str, Argument]
@@ -39,12 +39,12 @@ class Statement:
     batch: Statement | None = field(default=None, compare=False)
 
     def values(self, params: Params | Row) -> tuple[Argument, ...]:
-        """The parameters in the statement's order. A tuple is in that order already."""
+        """Return the parameters in the statement's order. A tuple is in that order already."""
         return params if isinstance(params, tuple) else tuple([params[name] for name in self.names])
 
 
 class Now(Ask[int]):
-    """The store's time in microseconds. Databases inside this process have the host's clock."""
+    """The store's time in microseconds. Databases inside this process use the host's clock."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class Now(Ask[int]):
 class TakeTurn(Ask[int | None]):
     """The next turn of a worker, as ``workers.rules.TakesTurns`` has it, where the database is a file of this host.
 
-    None: no turns can be taken there.
+    The reply None: turns are impossible there.
     """
 
     __slots__ = ("every_us", "kind", "mine")
@@ -84,7 +84,7 @@ class Execute(Ask[int]):
 
 
 class ExecuteMany(Ask[int]):
-    """A writing statement once for each row of parameters, in its own order; the reply is how many rows all changed."""
+    """A writing statement, run for each row of parameters in order; the reply is the sum of the changed rows."""
 
     __slots__ = ("rows", "statement")
 
@@ -103,7 +103,7 @@ class Script(Ask[None]):
 
 
 class Together(Ask[None]):
-    """Run the rest of this flow as one transaction. A driver that makes every flow one ignores it."""
+    """Run the rest of this flow as one transaction. A driver that always does so ignores it."""
 
     __slots__ = ()
 
@@ -118,9 +118,9 @@ _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 @cache
 def statements(package: str, file: str) -> Mapping[str, Statement]:
-    """The named statements of a ``.sql`` file that lies in a package.
+    """Read the named statements of a ``.sql`` file in a package.
 
-    ``-- include: PACKAGE FILE`` is the text of another file, for what statements of two rooms have in common.
+    ``-- include: PACKAGE FILE`` inserts the text of another file, which statements of two rooms share.
     """
     parts = _HEAD.split(_INCLUDE.sub(lambda match: _read(match[1], match[2]).rstrip(), _read(package, file)))
     found = {}
@@ -135,7 +135,7 @@ def _read(package: str, file: str) -> str:
 
 
 def compose(name: str, text: str, *, planned_once: bool = False) -> Statement:
-    """A statement of this text, with ``:name`` parameters."""
+    """Make a statement of a text with ``:name`` parameters."""
     names = tuple(_PARAMETER.findall(text))
     distinct = tuple(dict.fromkeys(names))
     numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
@@ -144,11 +144,11 @@ def compose(name: str, text: str, *, planned_once: bool = False) -> Statement:
 
 
 def by_number(statement: Statement) -> Statement:
-    """The same for SQLite with ``?1``, ``?2``: each parameter is given once, in the order of ``distinct``."""
+    """Make a SQLite statement with ``?1``, ``?2``: each parameter is passed once, in the order of ``distinct``."""
     return replace(statement, qmark=statement.numbered.replace("$", "?"), names=statement.distinct)
 
 
 def script(text: str) -> tuple[str, ...]:
-    """The single statements of a migration, comments dropped. Migrations hold no ``;`` inside literals."""
+    """Return the single statements of a migration, comments dropped. Migrations hold no ``;`` inside literals."""
     bare = "\n".join(line.split("--", 1)[0] for line in text.splitlines())
     return tuple(part.strip() for part in bare.split(";") if part.strip())

@@ -1,8 +1,8 @@
 """Everything beside records as whole rows: operations, bulks and their items, events, messages, steps, imports.
 
-For `semel move`, which writes them to another store as they are, and `semel export`. Times stay what they are, since
-every store's clock is the world's. Rows of the target are never overwritten, except for facts that can only become
-true: that an event was published, and that a message was handled.
+For `semel move`, which copies them to another store unchanged, and `semel export`. Times stay the same, because all
+stores use wall-clock time. The target's rows are never overwritten, except for facts that can only become true: that an
+event was published, and that a message was handled.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Row, Statement, Value
 
 NOUN: Final = "copies"
-STRETCH: Final = 20_000  # records that one statement looks at, of which few fit
+STRETCH: Final = 20_000  # records that one statement reads, of which few match
 _LAST_ID: Final = b"\xff" * 16
 
 
 class Noun(NamedTuple):
     """One kind of rows.
 
-    ``key`` names a row; ``first`` is before all of them in the page's order; ``page`` how many are read at once, since
-    some have payloads; ``grows`` the column that may become true in one store before the other, ``told`` those that
-    follow from how far it is, not from what it is.
+    ``key`` names a row; ``first`` sorts before all of them; ``page`` is how many are read at once, since some have
+    payloads; ``grows`` is the column that may become true in one store before the other; ``told`` are the columns that
+    depend on a row's progress, not on its identity.
     """
 
     name: str
@@ -123,15 +123,15 @@ NOUNS: Final = (
 )
 
 
-UNSAID: Final = frozenset({"last_event", "handled", "import_turns"})  # of holdings: no counts of what there is
+UNSAID: Final = frozenset({"last_event", "handled", "import_turns"})  # of the holdings: not counts of rows
 
 
 class Holdings(NamedTuple):
     """The number of rows other than records. ``steps``: executions without an outcome that have recorded some.
 
     ``outside`` counts the imports whose kept bytes are in a folder or an object store; ``files`` the kept files in the
-    database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` show that another
-    process writes meanwhile where no count grows.
+    database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` reveal another process's writes even if
+    no count grows.
     """
 
     operations: int
@@ -152,16 +152,16 @@ class Holdings(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing."""
+        """Whether there are no rows."""
         return not any(count for name, count in self._asdict().items() if name not in UNSAID)
 
 
 def rare_rows(dialect: Dialect, statement: Statement, after: Value, limit: int) -> Flow[list[Row]]:
-    """A page of rows of records of which few fit, in the order of their ids; shorter than ``limit`` only at the end.
+    """Read a page of the few records that match, in the order of their ids; shorter than ``limit`` only at the end.
 
-    Each statement looks at a stretch of :data:`STRETCH` records, so that it ends in time however many there are.
+    Each statement reads a stretch of :data:`STRETCH` records, so that it ends in time however many there are.
 
-    Parameters: ``statement`` gives rows that begin with the id, behind ``:id`` and up to ``:reached``.
+    Parameters: ``statement`` returns rows that begin with the id, after ``:id`` and up to ``:reached``.
     """
     ends = dialect.statements(NOUN)["records_stretch"]
     found: list[Row] = []
@@ -187,19 +187,19 @@ class Copies:
         return Holdings._make(cast("tuple[int, ...]", row))
 
     def relay_us(self) -> Flow[int]:
-        """For how many microseconds a relay of this store is believed alive; 0 where none is."""
+        """Return for how many microseconds a relay of this store still counts as alive; 0 without one."""
         rows = yield from self._dialect.rows(self._sql["relays"], {})
         return cast(int, rows[0][0]) if rows else 0
 
     def page(self, noun: Noun, after: Sequence[Value]) -> Flow[list[Row]]:
-        """Rows behind a place, in the columns of the noun, and then those of its order where these are others."""
+        """Read rows after a place: the columns of the noun, then those of its order if they differ."""
         if noun.name == STEPS.name:
             return (yield from rare_rows(self._dialect, self._sql["steps_page"], after[0], noun.page))
         params: Values = {**dict(zip(map(_parameter, noun.order), after, strict=True)), "limit": noun.page}
         return (yield from self._dialect.rows(self._sql[f"{noun.name}_page"], params))
 
     def there(self, noun: Noun, rows: Sequence[Row]) -> Flow[dict[tuple[Value, ...], Row]]:
-        """The rows that have the names of these, by name."""
+        """Read the existing rows with the names of these, by name."""
         keys = [dict(zip(map(_parameter, noun.key), name_of(noun, row), strict=True)) for row in rows]
         found = yield from self._dialect.rows_all(self._sql[f"{noun.name}_there"], keys)
         return {name_of(noun, row): row for row in found}
@@ -213,17 +213,17 @@ class Copies:
 
 
 def _parameter(column: str) -> str:
-    """A column's parameter name in a statement, which has only letters."""
+    """Return a column's parameter name in a statement, which has only letters."""
     return "digest" if column == "sha256" else column
 
 
 def name_of(noun: Noun, row: Row) -> tuple[Value, ...]:
-    """The identifying values of a row."""
+    """Return the identifying values of a row."""
     return tuple(row[noun.columns.index(column)] for column in noun.key)
 
 
 def place_of(noun: Noun, row: Row) -> tuple[Value, ...]:
-    """The place of a row, after which the next page begins."""
+    """Return the place of a row, after which the next page begins."""
     return (row[-1],) if noun.order != noun.key else name_of(noun, row)
 
 

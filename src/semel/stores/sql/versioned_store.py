@@ -23,7 +23,7 @@ from semel.stores.versions import Rule, Versions
 from semel.workers.rules import Turn, read_turn
 
 _WANTED: Final = frozenset({State.UNKNOWN})
-NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
+NEEDING_LOOKED: Final = 4  # records needing attention that are read for each one that a census wants
 
 
 class _HasId(Protocol):
@@ -35,11 +35,11 @@ R = TypeVar("R", bound=_HasId)
 
 
 class VersionedStore:
-    """One instance a process: it remembers where its reaper has come to.
+    """The base of both stores, one instance per process: it remembers how far its reaper has walked.
 
-    A store names its ``dialect``, its ``migrations`` in their order, ``_additions`` (the migrations that raise no
-    version, because only the processes that use them need them; each with the statement that asks whether it ran), and
-    the statements of its upkeep.
+    A store names its ``dialect``, its ``migrations`` in their order, ``_additions`` (migrations that raise no version,
+    because only the processes that use them need them, each with the statement that tells whether it ran), and the
+    statements of its upkeep.
     """
 
     dialect: ClassVar[Dialect]
@@ -80,7 +80,7 @@ class VersionedStore:
             return lambda row, now: abandon_row(row, nonce, now)
 
         done: list[bool] = []
-        for id, nonce in nonces:  # one id may have been abandoned twice, by two nonces
+        for id, nonce in nonces:  # two claims with different nonces may have abandoned one id
             done.append(id in (yield from self._versions.rewrite_all({id: bind(nonce)})))
         return done
 
@@ -113,13 +113,13 @@ class VersionedStore:
         return (yield from self._walk.lapse(self._horizon, limit))
 
     def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
-        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
+        """Take a turn, as :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
         params = yield from self.turn_params(reaps)
         [row] = yield from ask(Query(self._sql["turn"], {**params, "kind": kind, "mine": mine, "every": every_us}))
         return read_turn(*cast("tuple[int, int, str]", row))
 
     def turn_params(self, reaps: bool | None) -> Flow[Params]:
-        """Which records a turn sees: ``reaps`` those that were created since too, None: none at all."""
+        """Return which records a turn sees; with ``reaps`` also those created since; None: none at all."""
         return (yield from self._walk.turn_params(self._horizon, reaps))
 
     def counts(self) -> Flow[dict[int, int]]:

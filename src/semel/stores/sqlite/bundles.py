@@ -1,10 +1,10 @@
-"""Many requests of one verb by one statement, where each of them is as usual.
+"""Performs many usual requests of one verb by one statement.
 
-A request that is not as usual is of no bundle. A bundle that meets a record in another state than the usual one ends
-with None: the driver then rolls it back, and runs each request's own flow, which alone says what that state means.
+An unusual request joins no bundle. A bundle that meets a record in an unusual state ends with None. The driver then
+rolls it back and runs each request's own flow, which alone decides what that state means.
 
-Python's ``sqlite3`` looks for an adapter of each value but exact numbers, texts and bytearrays, which takes longer than
-to bind it: so enumerations and bytes are given as those, and what is always NULL is written into the statement.
+Python's ``sqlite3`` looks for an adapter of each value except exact numbers, texts and bytearrays, which takes longer
+than binding it. So enumerations and bytes are passed as those types, and a constant NULL is written into the statement.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if _INSERT.names[17:26] != (*Grant._fields[_TIMES], "lease_us", *Terms._fields[_
 
 
 class Bundle(NamedTuple):
-    """What many requests of a verb have in common.
+    """The shared statement of many requests of a verb.
 
-    Parameters: ``fits`` whether a request is as usual; ``write`` the replies to so many that are, no two of one record,
-    or None where the record of one is not: what was written is to be rolled back.
+    Parameters: ``fits`` whether a request is usual; ``write`` performs usual requests, no two of one record, and
+    returns their replies, or None if one meets an unusual record: the caller rolls back.
     """
 
     fits: Callable[[Any], bool]
@@ -63,7 +63,7 @@ def _counts_nothing(claim: Claim) -> bool:
 
 
 def _claim_unseen(claims: Sequence[Claim]) -> Flow[Sequence[Verdict] | None]:
-    """Insert the first grants of keys; None where one of the keys is known."""
+    """Insert the first grants of keys; None if one of the keys is known."""
     now = yield from ask(NOW_LOCKED)
     grants = [first_grant(claim, now) for claim in claims]
     rows = list(map(_claim_values, claims, grants))

@@ -1,4 +1,4 @@
-"""SQLite connections as Semel opens them, and how the asks of a flow are performed on one."""
+"""Opens SQLite connections, performs a flow's asks on them, and explains SQLite's errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_connection(
         _create_private(path)
     connection = sqlite3.connect(
         path,
-        timeout=0,  # waiting is the driver's: it knows whether it may block
+        timeout=0,  # the driver waits instead: it knows whether it may block
         isolation_level=None,
         check_same_thread=False,
         cached_statements=STATEMENTS_CACHED,
@@ -57,7 +57,7 @@ def open_connection(
             connection.execute("PRAGMA journal_mode=WAL").fetchall()
             # The driver checkpoints itself, so that no commit on an event loop ever pays for one.
             connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute(f"PRAGMA synchronous={synchronous}")  # a reading one only tells it
+        connection.execute(f"PRAGMA synchronous={synchronous}")  # a reading connection only reports it
         connection.execute("PRAGMA cache_size=-16384")
     except UnicodeDecodeError as error:
         connection.close()
@@ -69,7 +69,7 @@ def open_connection(
 
 
 def _migrate(path: str) -> str:
-    """Name the command to run; without the path, of a connection of the user's, the engine adds the store's URL."""
+    """Name the command to run; on a connection of the user's there is no path, and the engine adds the store's URL."""
     return (
         f"run: semel migrate --url {shlex.quote('sqlite:///' + quote(os.fsencode(path)))}"
         if path
@@ -80,8 +80,8 @@ def _migrate(path: str) -> str:
 def _create_private(path: str) -> None:
     """Create a missing database file for this user alone: it will hold answers.
 
-    SQLite gives the file's mode to the write-ahead log beside it. What cannot be created here is left to SQLite, whose
-    error the driver explains.
+    SQLite gives the file's mode to the write-ahead log beside it. If the file cannot be created here, SQLite reports
+    the error, which the driver explains.
     """
     with contextlib.suppress(OSError, ValueError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
@@ -102,7 +102,7 @@ def _explain_path(file: Path) -> str:
     if not folder.exists():
         return f"its folder {str(folder)!r} does not exist; make it, or correct the path"
     if not folder.is_dir():
-        return f"{str(folder)!r} is no folder; correct the path"
+        return f"{str(folder)!r} is not a folder; correct the path"
     if file.exists() and not os.access(file, os.R_OK | os.W_OK):
         return "this user may not read and write it; give it to the user that the process runs as"
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -128,7 +128,7 @@ def _exists(path: str) -> bool:
 
 
 class TransactionAsk(Ask[None]):
-    """The driver's own asks: a transaction begins or is committed. No flow yields them."""
+    """An ask of the driver itself, which begins or commits a transaction. No flow yields one."""
 
     __slots__ = ("text",)
 
@@ -144,7 +144,7 @@ Answering = Callable[[sqlite3.Connection, Clock], Answer]
 
 
 def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
-    """Make the function that performs asks on this connection: a driver does all to a database through one."""
+    """Make the function that performs asks on this connection; a driver uses the database only through it."""
     execute = connection.execute
 
     def answer(needed: Ask[Any]) -> Any:
@@ -183,7 +183,7 @@ def writes(needed: Ask[Any]) -> bool:
 
 
 class FileLocked(StoreUnavailable):
-    """The file's write lock was not to be had in time. ``path`` of the file."""
+    """The file's write lock was not free in time. ``path`` of the file."""
 
     def __init__(self, text: str, path: str) -> None:
         super().__init__(text)
@@ -196,7 +196,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def is_stopped(error: BaseException) -> bool:
-    """Whether a handler's statement was interrupted. One that met a lock may have met that of its own transaction."""
+    """Whether a handler's statement was interrupted. A lock does not count: it may be its own transaction's."""
     return any(
         isinstance(each, sqlite3.Error) and getattr(each, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_INTERRUPT
         for each in with_causes(error)
@@ -206,8 +206,8 @@ def is_stopped(error: BaseException) -> bool:
 def outlives_its_cause(error: BaseException) -> bool:
     """Whether a process may keep getting this error after its cause is fixed, while it has the file open.
 
-    A connection opened on a failing disk stays read-only, and one whose unlock failed keeps the lock: then all are to
-    be closed. Not where room is missing: a file that is opened anew needs some, also for reading.
+    A connection opened on a failing disk stays read-only, and one whose unlock failed keeps the lock: the driver then
+    closes all. A full disk does not count: reopening a file needs room, even for reading.
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_OK
     return code in (
@@ -224,7 +224,7 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = " ".join(str(error).split())  # one line: SQLite quotes a damaged schema over several
     if text.startswith("Could not decode to UTF-8"):
-        text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be another caller's
+        text = "a text in the database is not UTF-8"  # Python's own message quotes it, perhaps another caller's
         code = sqlite3.SQLITE_CORRUPT
     if "no such table: semel" in text:
         return SchemaError(f"this database has no Semel tables; {_migrate(path)}")
@@ -241,7 +241,7 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
         sqlite3.SQLITE_LOCKED: "the database file is locked by another writer: retry with the same key",
         sqlite3.SQLITE_PROTOCOL: "the database file's locks fail: keep it on a local disk, then run: semel doctor",
         sqlite3.SQLITE_CANTOPEN: "the database file cannot be opened: check that its directory exists and is writable",
-        # A write may also end so because the file may not grow: EFBIG, and what delayed allocation reports at a sync.
+        # Also raised if the file may not grow: EFBIG, and errors of delayed allocation, which a sync reports.
         sqlite3.SQLITE_IOERR: (
             "the disk answered with an error, or the file may not grow: check the disk, its room and quota, "
             "and the limit on file sizes (ulimit -f), then run: semel doctor"

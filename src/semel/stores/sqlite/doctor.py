@@ -1,6 +1,6 @@
 """The checks of `semel doctor` for a SQLite file: journal, durability, integrity, backlog.
 
-And what is around it: its file system, its room, who may write and read it.
+It also checks the file's surroundings: the file system, free room, and who may read and write it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semel.stores.sql.statements import NOW, Params, Query, Row, statements
 
 WAL_BYTES_MAX: Final = 256 * 1024 * 1024
 CHECKED_BYTES_MAX: Final = 256 * 1024 * 1024
-# A reaper purges hourly: what two walks have left was left because none is running.
+# A reaper purges hourly: if two walks left something, no reaper is running.
 OVERDUE_US: Final = PURGE_GRACE_US + 2 * 3_600_000_000
 DISK_BYTES_LOW: Final = 200 * 1024 * 1024
 DISK_BYTES_MIN: Final = 20 * 1024 * 1024
@@ -34,7 +34,7 @@ _SYNCHRONOUS: Final = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 
 
 class FileFacts(NamedTuple):
-    """What the operating system tells about a database file.
+    """The operating system's facts about a database file.
 
     Parameters: ``path`` as the store names it, ``resolved`` without links; ``mounts`` the text of Linux's
     ``mountinfo``, None elsewhere; ``log_bytes`` of the write-ahead log; ``mode`` and ``owner`` as ``os.stat`` has
@@ -54,7 +54,7 @@ class FileFacts(NamedTuple):
 
 
 class LookAtFile(Ask[FileFacts]):
-    """What the operating system tells about the file of this connection."""
+    """The ask for the operating system's facts about this connection's file."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ class Mount:
 def checks(*, full: bool, quick: bool) -> Sequence[DoctorCheck]:
     """Return the checks of the file, its journal and its disk.
 
-    Parameters: ``full`` checks the integrity of a large file too; ``quick`` leaves out what looks at every row.
+    Parameters: ``full`` checks the integrity of a large file too; ``quick`` leaves out the checks that read every row.
     """
     every_row = not quick
     return (

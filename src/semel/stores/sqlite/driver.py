@@ -1,16 +1,16 @@
 """The SQLite driver: reads without a lock, writes in groups, one writer gate per process.
 
-A flow's first reads run at once on a reading connection. From its first write on it joins the queue;
-the holder of the *gate* commits everything that has queued up in one transaction (group commit), and
-what queues up meanwhile is the next group. The gate is held by
+A flow's first reads run at once on a reading connection. From its first write on it joins the queue. The holder of the
+*gate* commits the whole queue in one transaction (group commit); the flows that queue up meanwhile are the next group.
+The gate is held by
 
 - the calling thread, for synchronous callers;
 - the event loop itself, for one short commit, while commits are measured to be quick and no other
   process has the file;
 - otherwise the driver's writer thread, the only one that ever waits for the file's lock;
-- an ATOMIC unit, from its BEGIN IMMEDIATE to its end (see ``sqlite_unit``).
+- an ATOMIC unit, from its BEGIN IMMEDIATE to its end (see ``transaction``).
 
-The loop therefore never waits for a lock, and never for a commit that was slow of late.
+The loop therefore never waits for a lock, nor for a commit while recent commits were slow.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 GROUP_MAX: Final = 200
 COMMITS_PER_CHECKPOINT: Final = 250
-INLINE_SECONDS_MAX: Final = 0.001  # a commit slower than this, on average of late, leaves the event loop
+INLINE_SECONDS_MAX: Final = 0.001  # if recent commits are slower on average, they leave the event loop
 BUSY_PAUSE_SECONDS: Final = 0.002
 REPLACED: Final = (
     "the database file {path!r} was deleted or replaced while this process had it open: it is not the one that holds "
@@ -91,11 +91,11 @@ class SqliteDriver:
         answering: Answering = answering,
     ) -> None:
         self.path = path
-        self.store = SqliteStore()  # whose flows this driver runs
+        self.store = SqliteStore()  # the store whose flows this driver runs
         self.synchronous = synchronous
         self.clock = clock
         self.answering = answering
-        self.commits = 0  # counted: a promise of the documents, checked by tests
+        self.commits = 0  # the documents promise a number, which tests check
         self._busy_seconds = busy_seconds
         self._inline = inline
         self._file: tuple[int, int] | None = None  # the file that was opened first
@@ -119,9 +119,9 @@ class SqliteDriver:
     def check_file(self) -> None:
         """Check that the path still names the file that was opened first.
 
-        SQLite goes on with a file that other processes no longer find: a key recorded there would run again elsewhere.
+        SQLite keeps using a file that other processes no longer find: a key recorded there would run again elsewhere.
 
-        Raises StoreUnavailable; also where the file system cannot tell, which says nothing about the file.
+        Raises StoreUnavailable, also if the file system fails, which proves nothing about the file.
         """
         try:
             found = sqlite_fork.file_identity(self.path)
@@ -144,12 +144,12 @@ class SqliteDriver:
         return still
 
     def after_fork(self) -> None:
-        """In the parent: go on."""
+        """Resume in the parent."""
         self._readers.release()
         self.release_gate()
 
     def begin_process(self) -> None:
-        """In a forked child: a connection must not cross, not even to be closed (sqlite.org/howtocorrupt.html §2.6)."""
+        """Start without connections in a forked child, and close none (sqlite.org/howtocorrupt.html §2.6)."""
         self._inherited += [self._readers, self._writer, self._queue]
         self._reset()
 
@@ -210,9 +210,9 @@ class SqliteDriver:
         return job.future
 
     async def _claim_one(self, request: Claim) -> Any:
-        """As the store's ``claim``: look first, and write a key that is new with the others of this tick."""
+        """Claim as the store does: look first, and write a new key together with the others of this tick."""
         job = FlowJob(lambda: look_first(request), time.monotonic() + self._busy_seconds)
-        self._read_part(job)  # it writes nothing
+        self._read_part(job)  # this part writes nothing
         met: Any = job.result()
         if met is None:  # a record that this claim may take over
             return await self._run_one(self.store.claim_unseen, request)
@@ -225,7 +225,7 @@ class SqliteDriver:
         """As :class:`~semel.core.contract.LooksAtOnce`. Raises as ``run``."""
         reader = self._readers.take()
         try:
-            asked: Any = (bytearray(id),)  # as ``bundles`` gives its values
+            asked: Any = (bytearray(id),)  # passed as ``bundles`` passes its values
             rows = reader.answer(Query(FIND_KEPT_ANSWER, asked))
         except BaseException as error:
             self._give_up(reader, error)
@@ -242,7 +242,7 @@ class SqliteDriver:
         self._wake()
 
     def _read_part(self, job: FlowJob[Any]) -> bool:
-        """Perform a flow up to its first write; True where that was all of it."""
+        """Perform a flow up to its first write; True if it has none."""
         if job.begins(with_=writes) or job.done:
             return job.done
         reader = self._readers.take()
@@ -255,10 +255,10 @@ class SqliteDriver:
         return finished
 
     def _give_up(self, reader: Reader, error: BaseException) -> None:
-        """Close a connection whose read failed. Raises what an error of SQLite's means."""
+        """Close a connection whose read failed. Raises Semel's error for one of SQLite's."""
         self._readers.discard(reader)
         if isinstance(error, sqlite3.Error):
-            if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # its holder will meet it, too
+            if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # the gate's holder will meet it, too
                 self.close_idle()
                 self.release_gate()
             raise store_error(error, self.path) from error
@@ -266,7 +266,7 @@ class SqliteDriver:
     # --- the gate ---------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """On the event loop: commit the tick's group here if that is quick, else leave it to the thread."""
+        """Commit the tick's group on the event loop if that is quick, or leave it to the thread."""
         self._ticking = None
         if not self._queue:
             return
@@ -283,7 +283,7 @@ class SqliteDriver:
         try:
             left = self._commit_group(jobs, wait=wait) if jobs else []
         finally:
-            settle_jobs([job for job in left if job.done])  # this thread was interrupted before it could tell them
+            settle_jobs([job for job in left if job.done])  # this thread was interrupted before it told their callers
             self._queue.extendleft(job for job in reversed(left) if not job.done)
             self._gate.release()
         if self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
@@ -338,17 +338,17 @@ class SqliteDriver:
                     job.restart()
                 self._rollback(writer)
         except BaseException as error:
-            # Before anything else, and all of them: an interrupted thread tells its callers of the jobs that are done.
+            # All of them, before anything else: an interrupted thread wakes the callers of the jobs that are done.
             in_doubt = isinstance(error, StoreTimeout) or not isinstance(error, Exception)
             for job in jobs:
                 job.restart(in_doubt=in_doubt)
             self._rollback(writer)
             if outlives_its_cause(error):
                 self.close_idle()
-            if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
+            if not isinstance(error, Exception):  # this thread is interrupted; the others' writes must still be done
                 raise
             if len(jobs) > 1:
-                # One of them is at fault, or the group was too much: each gets a transaction of its own.
+                # One job is at fault, or the group was too large: each gets its own transaction.
                 left = []
                 for job in jobs:
                     left += self._commit_group([job], wait=wait)
@@ -361,7 +361,7 @@ class SqliteDriver:
         return []
 
     def _begin(self, jobs: list[Job], *, wait: bool) -> sqlite3.Connection | None:
-        """Take the file's write lock for these jobs, less those that waited too long; None where it is not had."""
+        """Take the file's write lock for the jobs that did not wait too long; None if it is not free."""
         while jobs:
             try:
                 writer = self._writer
@@ -389,7 +389,7 @@ class SqliteDriver:
         return None
 
     def commit(self, answer: Answer) -> None:
-        """Commit on the connection that this answers for, with the gate held: a group, or an ATOMIC unit."""
+        """Commit a group or an ATOMIC unit on the connection of ``answer``, with the gate held."""
         started = time.perf_counter()
         try:
             answer(COMMIT)
@@ -412,11 +412,11 @@ class SqliteDriver:
             writer.close()
 
     def commit_was_slow(self) -> bool:
-        """Whether commits have been too slow of late to be made on an event loop."""
+        """Whether recent commits were too slow for an event loop."""
         return self._commit_seconds >= INLINE_SECONDS_MAX
 
     def release_gate(self) -> None:
-        """End of an ATOMIC unit, say: whatever queued up meanwhile is next."""
+        """Open the gate, such as at the end of an ATOMIC unit; the jobs that queued up meanwhile are next."""
         self._is_lent = False
         self._gate.release()
         if self._queue or self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
@@ -471,18 +471,18 @@ class SqliteDriver:
     def _checkpoint(self) -> None:
         self._uncheckpointed = 0
         try:
-            if self._writer is None:  # all commits were those of ATOMIC units, on connections of their own
+            if self._writer is None:  # all commits were by ATOMIC units, on their own connections
                 self._writer = open_connection(self.path, self.synchronous)
             self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except (sqlite3.Error, StoreUnavailable):
-            self._forget_writer()  # a checkpoint that fails loses nothing: the WAL keeps every commit
+            self._forget_writer()  # a failed checkpoint loses nothing: the WAL keeps every commit
 
     # --- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is queued, then close every connection. The driver may be used again, also meanwhile.
+        """Finish the queue, then close every connection. The driver may be used again, even meanwhile.
 
-        A live ATOMIC unit is waited for, but no longer than ``busy_seconds``: it closes its own connection.
+        It waits for a live ATOMIC unit, but no longer than ``busy_seconds``: the unit closes its own connection.
         """
         if self._queue:
             last = FlowJob(nothing, time.monotonic() + self._busy_seconds)

@@ -1,4 +1,4 @@
-"""Read what the host's operating system tells about a database file and the folder that it lies in."""
+"""Reads the operating system's facts about a database file and its folder."""
 
 from __future__ import annotations
 

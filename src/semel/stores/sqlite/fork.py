@@ -30,15 +30,15 @@ class Forking(Protocol):
         """Close idle connections and pause; returns whether none was in use."""
 
     def after_fork(self) -> None:
-        """In the parent: go on."""
+        """Resume in the parent."""
 
     def begin_process(self) -> None:
-        """In the child: begin with nothing open."""
+        """Start in the child with nothing open."""
 
 
 _watched: weakref.WeakSet[Forking] = weakref.WeakSet()
 _held: list[Forking] = []
-_open_across: list[Forking] = []  # those that could not close everything
+_open_across: list[Forking] = []  # the drivers that could not close everything
 _inherited: set[tuple[int, int]] = set()  # device and inode of the files that this process must not open
 
 
@@ -82,7 +82,7 @@ def _in_child() -> None:
 
 
 def _open_files() -> set[tuple[int, int]] | None:
-    """Every file that this process has open; None where the system does not tell."""
+    """Return every file that this process has open; None where the system cannot tell."""
     try:
         names = os.listdir(_OPEN_FILES)
     except OSError:
@@ -100,7 +100,7 @@ def _open_files() -> set[tuple[int, int]] | None:
 def file_identity(path: str) -> tuple[int, int] | None:
     """Return which file a path names now; None where there is none.
 
-    Raises OSError where the file system cannot say it.
+    Raises OSError where the file system cannot tell.
     """
     try:
         status = os.stat(path)

@@ -1,9 +1,8 @@
 """The connection that an ATOMIC handler writes on: it may do everything but end the transaction.
 
-A handler may still be at work in a thread of its own when its unit ends (a deadline cancels the task that waits
-for the thread, not the thread). So every statement takes its turn, and the unit's end is a turn too: without
-that, a write could land after the ROLLBACK, outside any transaction, and SQLite be closed under a thread that is
-in it.
+A handler may still run in its own thread when its unit ends: a deadline cancels the task that waits for the thread, not
+the thread. So every statement takes a turn, and the unit's end is a turn too. Otherwise a write could land after the
+ROLLBACK, outside any transaction, and the connection be closed while a thread uses it.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class SqliteUnitConnection(sqlite3.Connection):
     # --- Semel's side ---------------------------------------------------------------------------
 
     def guard(self) -> None:
-        """From here on, only Semel begins and ends transactions on this connection."""
+        """Let only Semel begin and end transactions on this connection from here on."""
         self.execute(f"SAVEPOINT {_SAVEPOINT}")
         self._set_guarded(True)
 
@@ -111,7 +110,7 @@ class SqliteUnitConnection(sqlite3.Connection):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Take a turn for a statement; refused once there is no transaction that it would be part of."""
+        """Take a turn for a statement; refuse it once there is no transaction that it would be part of."""
         with self.turn:
             if self._over:
                 raise sqlite3.ProgrammingError("this ATOMIC command is over; its connection takes nothing more")

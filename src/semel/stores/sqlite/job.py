@@ -30,7 +30,7 @@ _LENT: Final = (
 class FlowJob(Generic[T]):
     """A flow, its position, and its waiter: a thread's event or a loop's future.
 
-    A job that ``lends`` is no flow: it asks for the gate itself (see ``sqlite_unit``).
+    A job that ``lends`` runs no flow: it asks for the gate itself (see ``transaction``).
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class FlowJob(Generic[T]):
         "loop",
     )
     bundle: ClassVar[None] = None
-    in_doubt: bool  # set by ``restart`` alone: most jobs have none
+    in_doubt: bool  # set by ``restart`` alone; most jobs never have the attribute
 
     def __init__(self, make: MakeFlow[T] | None, deadline: float, lend: Callable[[], T] | None = None) -> None:
         self._make = make
@@ -68,7 +68,7 @@ class FlowJob(Generic[T]):
         self.lend = lend if lend is not None else _nothing_to_lend
 
     def begins(self, with_: Callable[[Ask[Any]], bool]) -> bool:
-        """Make the flow, and tell whether its first ask is such a one. A flow may end without any."""
+        """Make the flow, and return whether its first ask is such a one. A flow may end without any."""
         assert self._make is not None
         self._flow = self._make()
         try:
@@ -102,12 +102,12 @@ class FlowJob(Generic[T]):
         self.done = False
 
     def finish(self, value: T) -> None:
-        """It ended well. ``settle_jobs`` wakes the caller after the commit."""
+        """End the job with its value. ``settle_jobs`` wakes the caller after the commit."""
         self._value = value
         self.done = True
 
     def fail(self, error: BaseException) -> None:
-        """It ended badly."""
+        """End the job with an error."""
         self._error = _judge(self, error)
         self.done = True
 
@@ -131,13 +131,13 @@ class FlowJob(Generic[T]):
 class RequestJob:
     """One request of a verb that begins with its write, and the future of its reply.
 
-    Those of one ``bundle`` that are in one transaction are written together; else each runs its own flow.
+    One transaction writes the requests of one ``bundle`` together; otherwise each runs its own flow.
     """
 
     __slots__ = ("_error", "_verb", "bundle", "deadline", "done", "future", "in_doubt", "loop", "request", "value")
     lends: ClassVar[bool] = False
     event: ClassVar[None] = None
-    forsaken: ClassVar[None] = None  # its caller repeats the request, or gives it up
+    forsaken: ClassVar[None] = None  # the caller repeats the request, or gives it up
     in_doubt: bool  # as a FlowJob's
 
     def __init__(
@@ -159,7 +159,7 @@ class RequestJob:
         self.done = False
 
     def advance(self, answer: Callable[[Ask[Any]], Any]) -> None:
-        """Perform its own flow."""
+        """Perform the request's own flow."""
         [self.value] = perform(self._verb((self.request,)), answer)
         self.done = True
 
@@ -171,7 +171,7 @@ class RequestJob:
         self.done = False
 
     def fail(self, error: BaseException) -> None:
-        """It ended badly."""
+        """End the job with an error."""
         self._error = _judge(self, error)
         self.done = True
 
@@ -179,7 +179,7 @@ class RequestJob:
         """Give the caller its reply, in the loop's own thread."""
         future, error = self.future, self._error
         if future.done():
-            return  # it was cancelled, or has been told
+            return  # the caller was cancelled, or has its reply
         if error is None:
             future.set_result(self.value)
         else:
@@ -193,12 +193,12 @@ Job = FlowJob[Any] | RequestJob
 def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> bool:
     """Perform jobs in one transaction, the requests of each bundle together, and then the others in their order.
 
-    False where a request is not as usual: what was written is to be rolled back, and each flow performed by itself.
+    Return False if a request is not as usual: the caller rolls back and performs each flow by itself.
     """
     bundles: defaultdict[Bundle, dict[bytes, RequestJob]] = defaultdict(dict)
     others: list[Job] = []
     for job in jobs:
-        # What is in its bundle already is another request for the same record.
+        # The request already in its bundle is another one for the same record.
         if job.bundle is None or bundles[job.bundle].setdefault(job.request.id, job) is not job:
             others.append(job)
     for bundle, members in bundles.items():
@@ -214,14 +214,14 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
 
 
 def _judge(job: Job, error: BaseException) -> BaseException:
-    """Make the error of a job: where an earlier try is in doubt, only the last one is known to have written nothing."""
+    """Make the error of a job: if an earlier try is in doubt, only the last one is known to have written nothing."""
     if isinstance(error, StoreUnavailable) and getattr(job, "in_doubt", False):
         return still_unknown(error, "an earlier commit of it failed in the middle")
     return error
 
 
 def nothing() -> Flow[None]:
-    """Take a turn, and do nothing in it."""
+    """Do nothing in a turn."""
     yield from ()
 
 
@@ -240,7 +240,7 @@ def refuse_overdue(queue: deque[Job], path: str, *, is_lent: bool) -> None:
 
 
 def refuse_all(queue: deque[Job], why: str) -> None:
-    """Refuse whatever waits for a thread that does not begin: nothing of it was written."""
+    """Refuse all jobs that wait for a thread that cannot start: they have written nothing."""
     _refuse(queue, list(queue), lambda: StoreUnavailable(f"SQLite: {why}"))
 
 
@@ -255,7 +255,7 @@ def _refuse(queue: deque[Job], jobs: Sequence[Job], why: Callable[[], StoreUnava
 
 
 def settle_jobs(jobs: Sequence[Job]) -> None:
-    """Tell every caller; those of one loop with one wake-up, or at once if this is its own thread."""
+    """Give every caller its reply; wake a loop once for all its callers, or reply at once on its own thread."""
     here: object
     try:
         here = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Joining the user's own transaction on SQLite: the record commits with their writes, and they commit.
+"""Joins the user's own transaction on SQLite: the record commits with their writes, when they commit.
 
-Semel issues ``BEGIN IMMEDIATE`` itself, because a transaction that has read cannot be made a writing one
-without a failure that no time-out helps against. So a join comes before the first statement; an
-autocommit connection, a begun transaction and a savepoint are refused.
+Semel issues ``BEGIN IMMEDIATE`` itself: a transaction that began with a read can fail when it starts to write, and no
+time-out helps against that. So a join comes before the first statement; Semel refuses an autocommit connection, a begun
+transaction and a savepoint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ATTACHED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """The store that a transaction is joined to: its file, its clock, and how long its lock is waited for."""
+    """The store that a transaction is joined to: its file, its clock, and how long to wait for its lock."""
 
     path: str
     clock: Clock
@@ -120,7 +120,7 @@ class JoinedUnit:
         return self.connection
 
     def rollback(self) -> None:
-        """End the transaction that Semel began and in which nothing was written: the claim met a verdict."""
+        """End the empty transaction that Semel began, because the claim met a verdict."""
         self.execute("ROLLBACK", ())
 
     async def rollback_async(self) -> None:
@@ -133,7 +133,7 @@ def join_sqlite(connection: sqlite3.Connection, file: StoreFile) -> JoinedUnit:
 
     Raises:
         JoinRefused: another file, autocommit, or a transaction that has begun; the message says what to do.
-        StoreUnavailable: the file's write lock was not to be had within its ``busy_seconds``.
+        StoreUnavailable: the file's write lock was not free within its ``busy_seconds``.
     """
     check_joinable(connection)
     execute = executing(connection)
@@ -142,7 +142,7 @@ def join_sqlite(connection: sqlite3.Connection, file: StoreFile) -> JoinedUnit:
 
 
 def executing(connection: sqlite3.Connection) -> Execute:
-    """Statements on a connection, with rows as they are: the user's row and text factories are theirs, not ours."""
+    """Make the function that executes statements on a connection, without the user's row and text factories."""
 
     def execute(text: str, params: Any) -> tuple[list[Any], int]:
         cursor = connection.cursor()
@@ -183,7 +183,7 @@ def begin_immediate(execute: Execute, file: StoreFile) -> None:
 
 
 def check_alone(execute: Execute) -> None:
-    """Raise JoinRefused where a connection has other database files than its own; in memory they are lost anyway."""
+    """Raise JoinRefused if another database file is attached; databases in memory do not count."""
     databases, _ = execute("PRAGMA database_list", ())
     others = [name for _, name, path in databases if path and name not in ("main", "temp")]
     if others:
@@ -197,7 +197,7 @@ def is_of_file(execute: Execute, file: StoreFile) -> bool:
 
 
 def _begin_at_once(execute: Execute) -> None:
-    """Begin, or be refused: the connection's own time-out would block an event loop, and wait longer than we may."""
+    """Begin at once or fail: the connection's own time-out would block an event loop, and exceed ours."""
     [[patience]], _ = execute("PRAGMA busy_timeout", ())
     execute("PRAGMA busy_timeout=0", ())
     try:

@@ -1,4 +1,4 @@
-"""Which way a user's connection is joined on SQLite, by what it is. Loads no library that its user has not."""
+"""Choose how a user's connection is joined on SQLite, by its type. Loads no library that the user has not."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def join(connection: Any, file: StoreFile) -> JoinedUnit:
 
 
 class JoinedBlock(JoinedUnit):
-    """Django's ``atomic()`` block with the record in it. Django commits or rolls back, also where a verdict was met.
+    """Django's ``atomic()`` block with the record in it. Django commits or rolls back, also after a verdict.
 
     Django has begun it already, as DEFERRED unless its settings say ``"transaction_mode": "IMMEDIATE"``: a block that
-    has read before it joins may be refused the file's write lock at once, and then nothing happened.
+    has read before it joins may be refused the file's write lock at once; then nothing was written.
     """
 
     def rollback(self) -> None:
-        """Django's to do."""
+        """Do nothing: Django rolls back."""
 
 
 def _join_block(connection: Any, file: StoreFile) -> JoinedBlock:

@@ -1,7 +1,7 @@
 """The idle reading connections of one SQLite driver: taken for a read, given back after it.
 
-They are held still while the process forks. SQLite locks things in memory for moments; a thread that is in it just then
-would leave them locked in the child for ever, where no thread is left to unlock them.
+They are paused while the process forks. SQLite takes short locks in memory; a thread inside SQLite at the fork would
+leave them locked in the child for ever, because the child has no thread to unlock them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ KEPT: Final = 8
 
 
 class Reader(NamedTuple):
-    """A reading connection, and how asks are performed on it."""
+    """A reading connection, and the function that performs asks on it."""
 
     connection: sqlite3.Connection
     answer: Answer
 
 
 class Readers:
-    """A small pool: where none is idle, another connection is opened. Each one taken is given back or discarded.
+    """A small pool, which opens a connection if none is idle. Callers give back or discard each one they take.
 
-    A read takes an idle one without the lock: each method of a deque is one step for all threads. So ``hold`` takes
-    those that are idle away, and a reader that is given back looks whether it is awaited when it is idle already.
+    A read takes an idle one without the lock, because each method of a deque is atomic. So ``hold`` removes the idle
+    ones, and ``give_back`` first makes its reader idle and then looks whether ``hold`` waits for it.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Readers:
         self._synchronous = synchronous
         self._clock = clock
         self._answering = answering
-        self._check_file = check_file  # of each connection that is opened
+        self._check_file = check_file  # checks each connection that is opened
         self._idle: deque[Reader] = deque()
         self._changed = threading.Condition(threading.Lock())
-        self._count = 0  # of those that are open: taken, idle or held
+        self._count = 0  # open connections: taken, idle or held
         self._held = False
         self._still: list[Reader] = []  # those that ``hold`` took away
 
@@ -80,7 +80,7 @@ class Readers:
             raise
 
     def give_back(self, reader: Reader) -> None:
-        """It is idle again, or one too many."""
+        """Make a connection idle again, or close it if it is one too many."""
         idle = self._idle
         idle.append(reader)
         if self._held or len(idle) > KEPT:
@@ -108,7 +108,7 @@ class Readers:
                 self._changed.notify_all()
 
     def hold(self, seconds: float) -> bool:
-        """Take all connections until ``release``; False, without any, where one is not back within ``seconds``."""
+        """Take all connections until ``release``; take none and return False if one is not back within ``seconds``."""
         with self._changed:
             self._held = True
             still = self._changed.wait_for(self._all_came_back, seconds)
@@ -123,7 +123,7 @@ class Readers:
         return len(self._still) == self._count
 
     def release(self) -> None:
-        """Give again."""
+        """Let the connections be taken again."""
         with self._changed:
             self._held = False
             self._idle.extend(self._still)

@@ -70,9 +70,9 @@ from semel.workers.rules import Turn, read_turn
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-# Without a version: no process needs them, or only where a quota is declared.
+# They raise no version: no process needs them, or only where a quota is declared.
 ADDITIONS: Final = {"quotas": "has_quotas", "waiting_messages": "has_waiting_messages"}
-QUOTAS_MAX: Final = 10_000  # that one walk of the purge looks at
+QUOTAS_MAX: Final = 10_000  # read by one walk of the purge
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
 
@@ -121,7 +121,7 @@ class SqliteStore:
         return cast("list[Verdict]", verdicts)
 
     def claim_unseen(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        """As ``claim``, of ids that a look of this moment has not found: the write comes first."""
+        """Claim ids that a look has just not found: the write comes first."""
         verdicts: list[Verdict] = []
         for claim in claims:
             verdicts.append((yield from _grant(claim)))
@@ -140,7 +140,7 @@ class SqliteStore:
         replies: list[Settling] = []
         for settlement in settlements:
             now = yield from ask(NOW)
-            # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+            # Only an answer ends a record in any state; the rules decide about every other settlement.
             ends = settlement.state in ANSWERED_STATES
             if ends and (yield from ask(Execute(_SETTLE, _settlement(settlement, now)))) == 1:
                 replies.append(Settled())
@@ -252,7 +252,7 @@ class SqliteStore:
         return marked
 
     def turn(self, kind: str, mine: int | None, every_us: int, reaps: bool) -> Flow[Turn]:
-        """As :class:`~semel.workers.rules.TakesTurns`. Where no turns can be taken, each look is a turn."""
+        """Take a turn, as :class:`~semel.workers.rules.TakesTurns`. If turns are impossible, each look is a turn."""
         now = yield from ask(NOW)
         taken = yield from ask(TakeTurn(kind, mine, every_us))
         params = yield from self.turn_params(reaps)
@@ -260,7 +260,7 @@ class SqliteStore:
         return read_turn(now, now + every_us // 2 if taken is None else taken, cast(str, found))
 
     def turn_params(self, reaps: bool | None) -> Flow[Params]:
-        """Which records a turn sees: None for ``reaps``: none at all. All open ones are in a small index."""
+        """Return which records a turn sees; None for ``reaps``: none at all. A small index holds all open ones."""
         yield from ()
         return {"page": int(reaps is not None)}
 
@@ -298,7 +298,7 @@ class SqliteStore:
         return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        yield from ask(Script(()))  # takes the writer's lock before looking: two migrations never cross
+        yield from ask(Script(()))  # takes the writer's lock before it reads: two migrations never overlap
         known = yield from self.identity()
         done = 0 if known is None else known.schema_version
         ran = []
@@ -356,7 +356,7 @@ def _look(claim: Claim, now: int) -> Flow[Verdict | Literal[False] | None]:
 
 
 def _grant(claim: Claim) -> Flow[Verdict]:
-    """Insert, else read and decide, else take over: all inside the writer's lock."""
+    """Insert, or read and decide, or take over, all inside the writer's lock."""
     now = yield from ask(NOW_LOCKED)
     if claim.quota is not None:
         refused = yield from _take_place(claim, claim.quota, now)
@@ -379,7 +379,7 @@ def _grant(claim: Claim) -> Flow[Verdict]:
 
 
 def _take_place(claim: Claim, allowance: Allowance, now: int) -> Flow[Verdict | None]:
-    """Take a place of the claim's quota, if its record is not there yet; what it meets where there is none."""
+    """Take a place of the claim's quota, if its record does not exist yet; return the verdict if none is free."""
     if (yield from ask(Query(SQL["read_state"], (claim.id,)))):
         return None
     rows = yield from ask(Query(SQL["read_quota"], (allowance.id,)))
@@ -406,7 +406,7 @@ def _states(ids: Sequence[bytes]) -> Flow[dict[bytes, int]]:
 
 
 def _forget_quotas() -> Flow[int]:
-    """Drop the usage of callers who have none; a file that never had quotas has no table of them."""
+    """Drop the quotas of callers without usage; a file that never had quotas has no table of them."""
     [(has_quotas,)] = yield from ask(Query(SQL["has_quotas"], _EMPTY))
     if not has_quotas:
         return 0
@@ -433,10 +433,10 @@ def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[
 
 
 def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[bool]:
-    """Write what the rule makes of the record; False where it makes nothing of it.
+    """Write the record that the rule returns; False if it returns none.
 
-    Where another write came between the read and the write, the rule is asked again, now inside the writer's
-    lock: a holder that only met another write of its own must not learn that it lost the record.
+    If another write came between the read and this one, the rule is asked again, now inside the writer's lock: a holder
+    that only met another write of its own must not be refused as if it lost the record.
     """
     row = yield from _read(id)
     written = rule(row)

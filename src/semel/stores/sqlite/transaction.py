@@ -41,7 +41,7 @@ class SqliteUnit:
         self._pid = os.getpid()
 
     def run(self, make: MakeFlow[T]) -> T:
-        """Run a flow inside the transaction. Quick: the file's lock is held already.
+        """Run a flow inside the transaction; quick, because the file's lock is held already.
 
         Raises:
             HandlerRefused: SQLite had ended the transaction (a conflict's ROLLBACK), and the handler went on.
@@ -73,7 +73,7 @@ class SqliteUnit:
         return self.connection
 
     def commit(self) -> None:
-        """End the unit well.
+        """Commit the unit.
 
         Raises:
             EarlyCommit: the transaction was already over: the handler committed it or rolled it back.
@@ -93,7 +93,7 @@ class SqliteUnit:
             self._end()
 
     def rollback(self) -> None:
-        """End the unit; nothing of it remains. Safe to call at any time, also twice."""
+        """Roll the unit back. Safe to call at any time, also twice."""
         if self._ended:
             return
         try:
@@ -106,7 +106,7 @@ class SqliteUnit:
             self._end()
 
     def locks_out(self, error: BaseException) -> bool:
-        """Whether an error of the handler's says that something waited, in vain, for this transaction's own lock."""
+        """Whether the handler's error is a failed wait for this transaction's own lock."""
         return any(isinstance(each, FileLocked) and each.path == self._driver.path for each in with_causes(error))
 
     def __del__(self) -> None:
@@ -153,7 +153,7 @@ def begin_unit(driver: SqliteDriver, seconds: float) -> SqliteUnit:
     """Take the gate and the file's write lock, waiting at most ``seconds``.
 
     Raises:
-        StoreUnavailable: the gate or the lock was not to be had in time.
+        StoreUnavailable: the gate or the lock was not free in time.
     """
     job = _lending(driver, seconds)
     job.event = threading.Event()

@@ -1,7 +1,7 @@
-"""Take turns at a SQLite file between workers, through a small file beside it, never through the database.
+"""Takes turns between the workers of a SQLite file, through a small file beside it, never through the database.
 
 A commit each second would wear the disk and wait for the file's writers. All processes of one SQLite file run on one
-host, so that they can share a few bytes in the page cache; nothing is synced, and what is lost begins anew.
+host, so they can share a few bytes in the page cache. Nothing is synced; after a loss, turns begin anew.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BYTES_MOST: Final = 65_536
 
 
 def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
-    """Take the turn that this worker has from now on; None where the file cannot be written, or is locked just now.
+    """Return this worker's next turn; None if the file cannot be written, or is locked just now.
 
-    A process that was stopped in the middle holds the lock, and no other one waits for it.
+    A process that was stopped midway keeps the lock, and no other process waits for it.
     """
     if not _HAS_LOCKS:
         return None

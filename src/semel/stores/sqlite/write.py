@@ -1,6 +1,6 @@
-"""Write in the user's transaction on SQLite, begun or not, for writes that need no claim.
+"""Writes in the user's transaction on SQLite, begun or not, for writes that need no claim.
 
-Nothing is begun here: where no transaction is open, the user's own library begins it with this write, as with others.
+Semel begins no transaction here: if none is open, the user's own library begins it with this write, as with any other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 -- The first schema on MariaDB: the columns of model.Record, in its order.
--- The record's id is the primary key, because under READ COMMITTED only there a duplicate is told by the lock of one
--- record; in a second unique index the server locks gaps, and two claims of one key deadlock.
+-- The record's id is the primary key: under READ COMMITTED a duplicate there locks only one record. In a second unique
+-- index the server locks gaps, and two claims of one key deadlock.
 -- No index holds a column that a settle changes. Names compare byte by byte, trailing spaces too (nopad_bin).
 -- Every statement may be repeated: MariaDB commits each of them by itself, so that a migration can stop between two.
 
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS semel_record (
     KEY semel_record_operation (operation_id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
--- Records that need somebody: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
+-- Records that need attention: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
 -- beside a table of any size. A row here is a hint, never the truth: that is the record's own state.
 CREATE TABLE IF NOT EXISTS semel_attention (
     id BINARY(16) NOT NULL PRIMARY KEY

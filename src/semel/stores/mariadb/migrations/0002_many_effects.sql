@@ -6,7 +6,7 @@
 -- A packed list (steps/rules.py), whole with each write; of another generation it means nothing.
 ALTER TABLE semel_record ADD COLUMN IF NOT EXISTS steps LONGBLOB;
 
--- === operations: what was executed, under a name of the business, for longer than any key ===
+-- === operations: executions under business names, remembered for longer than any key ===
 CREATE TABLE IF NOT EXISTS semel_operation (
     operation_id  BINARY(16) NOT NULL PRIMARY KEY,  -- UUIDv7
     record_id     BINARY(16) NOT NULL,              -- of the key that it was asked for with
@@ -29,20 +29,20 @@ CREATE TABLE IF NOT EXISTS semel_operation (
     KEY semel_operation_record (record_id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
--- === reconciliations: how often it was asked what became of an UNKNOWN record, and who asks now ===
+-- === reconciliations: how often reconcilers asked about an UNKNOWN record, and which one asks now ===
 CREATE TABLE IF NOT EXISTS semel_reconciliation (
     record_id   BINARY(16) NOT NULL PRIMARY KEY,
     fence       BIGINT     NOT NULL,                -- of the record that was asked about: another one begins anew
     asked       INT        NOT NULL,
     next_at     BIGINT     NOT NULL,
-    token       BINARY(16) NOT NULL,                -- of whoever asks
+    token       BINARY(16) NOT NULL,                -- of the worker that asks
     lease_until BIGINT     NOT NULL,
     gave_up_at  BIGINT,                             -- an operator must find out
     reason      TEXT       NOT NULL,
     updated_at  BIGINT     NOT NULL
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
--- === events: the outbox, written in the transaction of what they tell ===
+-- === events: the outbox, written in the transaction of the change that they report ===
 -- The columns id to payload are those that Debezium's outbox event router reads by default.
 CREATE TABLE IF NOT EXISTS semel_event (
     seq           BIGINT       NOT NULL AUTO_INCREMENT PRIMARY KEY,

@@ -13,11 +13,11 @@ FROM information_schema.global_status
 WHERE variable_name = 'THREADS_CONNECTED';
 
 -- name: defaults
--- What a handler's own connection, and that of an ATOMIC unit, begins with.
+-- The settings with which a handler's own connection, and that of an ATOMIC unit, begins.
 SELECT @@GLOBAL.sql_mode, @@GLOBAL.tx_isolation;
 
 -- name: rights
--- The rights of this user that reach the records, and the role that it has taken on (NULL: none).
+-- This user's rights on the records, and its current role (NULL: none).
 SELECT DISTINCT privilege_type, CURRENT_ROLE()
 FROM (
     SELECT grantee, privilege_type FROM information_schema.user_privileges
@@ -30,7 +30,7 @@ FROM (
 WHERE grantee = CONCAT('''', SUBSTRING_INDEX(CURRENT_USER(), '@', 1), '''@''', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '''');
 
 -- name: other_engines
--- The database's tables that know no transactions, with their engine. What an ATOMIC handler writes there stays.
+-- The database's tables without transactions, with their engine. An ATOMIC handler's writes there are not rolled back.
 SELECT t.table_name, t.engine
 FROM information_schema.tables AS t
 LEFT JOIN information_schema.engines AS e ON e.engine = t.engine

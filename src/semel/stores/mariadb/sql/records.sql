@@ -1,11 +1,12 @@
--- Every statement of the MariaDB store, by name. Values are always parameters, written as literals by the driver;
--- :now is the driver's: the server's own clock, or microseconds where a test sets it. Batches come sorted by id, so that
--- two of them take their locks in one order. A holder's write names fence and nonce; every list has a limit and an order.
+-- Every statement of the MariaDB store, by name. Values are always parameters, which the driver writes as literals. The
+-- driver supplies :now: the server's own clock, or microseconds if a test sets it. Batches are sorted by id, so that
+-- any two take their locks in the same order. A holder's write names fence and nonce; every list has a limit and an
+-- order.
 
 -- name: claim
--- Reserve a key that was never seen, or answer the record that is there: one statement, and nothing is read before it is
--- written. The record's lock is waited for :wait seconds; 0 where an ATOMIC unit may hold it for as long as it likes.
--- Strict whatever the session says: a text that is too long is an error, not a shorter text.
+-- Reserve a new key, or return its record, in one statement that reads nothing before it writes. It waits :wait seconds
+-- for the record's lock; 0 if an ATOMIC unit may hold it for any time. It is strict whatever the session's mode: a text
+-- that is too long is an error, not truncated.
 SET STATEMENT innodb_lock_wait_timeout = :wait, sql_mode = 'STRICT_ALL_TABLES' FOR
 INSERT INTO semel_record (
     id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
@@ -34,9 +35,9 @@ FROM semel_record
 WHERE id IN :ids;
 
 -- name: look_kept
--- What a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are some that a store
--- writes: core/record.is_sound asks for the types of the columns, too, which the table is sure of. Takes no lock. No row
--- where the server has another store by now.
+-- The columns that a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are
+-- valid. core/record.is_sound also checks the columns' types, which the table ensures here. Takes no lock. No row if
+-- the server has another store by now.
 SELECT
     :now,
     (fence | created_at | first_started_at | lease_until | deadline_at | dedup_until | COALESCE(settled_at, 0)
@@ -57,8 +58,8 @@ WHERE operation_id IN :ids
 ORDER BY seq;
 
 -- name: settle
--- The holder settles its open record. Finds no row for a holder whose fence or nonce is no longer the record's, or
--- whose record is no longer open: then read it and decide.
+-- Settle the holder's open record. Finds no row if the fence or nonce is no longer the record's, or the record is no
+-- longer open: then read it and decide.
 UPDATE semel_record SET
     state = :state,
     settled_at = :now,
@@ -78,8 +79,8 @@ UPDATE semel_record SET
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
 -- name: write_record
--- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps where
--- the grant depends on it (empty for none).
+-- Replace every column that may change, by compare-and-set on the version that was read, and on its list of steps if
+-- the grant depends on it (empty: none).
 UPDATE semel_record SET
     recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence, nonce = :nonce,
     holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation, operation_id = :operation_id,
@@ -95,10 +96,10 @@ WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen
     AND (:seen_steps IS NULL OR COALESCE(steps, '') = :seen_steps);
 
 -- name: raise_attention
--- A record that became UNKNOWN is put where operators look. A hint: the record's own state is the truth.
+-- List a record that became UNKNOWN for operators. It is a hint: the record's own state is the truth.
 INSERT INTO semel_attention (id) VALUES (:id) ON DUPLICATE KEY UPDATE id = id;
 
 -- name: write_audit
--- One line of the audit trail, in the transaction of what it tells.
+-- One line of the audit trail, in the transaction of the change that it describes.
 INSERT INTO semel_audit (at, record_id, actor, action, reason, fence)
 VALUES (:at, :record_id, :actor, :action, :reason, :fence);

@@ -1,7 +1,7 @@
--- How a worker takes its next turn (workers/rules.py, next_turn), and what it sees of the records: the beginning of each
--- statement `turn`. It reads one page of what was created since, so that an idle fleet sends one statement a turn. Last
--- come when the first of the open records will lapse, since when the first one waits for a completer, whether one is
--- UNKNOWN, and how long the page is.
+-- How a worker takes its next turn (workers/rules.py, next_turn), and what it sees of the records: the beginning of
+-- each statement `turn`. It reads one page of the records created since, so that an idle fleet sends one statement per
+-- turn. The last columns: when the first open record will lapse, since when the first one has waited for a completer,
+-- whether one is UNKNOWN, and how long the page is.
 INSERT INTO semel_turn (kind, last, looked) VALUES (:kind, :now + :every, :now)
 ON DUPLICATE KEY UPDATE
     last = CASE

@@ -1,5 +1,5 @@
--- The statements of the MariaDB store beside the life of a command: lists, the reaper's walk, purges, the schema.
--- The rules of mariadb.sql hold here too.
+-- The statements of the MariaDB store outside a command's life: lists, the reaper's walk, purges, the schema.
+-- The rules of records.sql hold here too.
 
 -- name: find
 -- A page for operators, newest first, without headers and bodies; seq is the page's cursor. One row of NULLs: none.
@@ -23,7 +23,7 @@ FROM (SELECT :now AS now) AS clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: count_listed
--- How many records need attention: so many at most.
+-- Count the records that need attention, up to a limit.
 SELECT COUNT(*) FROM (SELECT 1 FROM semel_attention LIMIT :look) AS listed;
 
 -- name: read_newest
@@ -52,7 +52,7 @@ FROM (SELECT :now AS now) AS clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: find_needing
--- The same of some entries of that table: UNKNOWN and open ones, as many of each where they do not all fit.
+-- The same for some entries of that table: UNKNOWN and open ones, equally many of each if they do not all fit.
 SELECT
     clock.now, r.seq, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
     r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
@@ -72,7 +72,7 @@ FROM (SELECT :now AS now) AS clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: scan_open
--- One page of the reaper's walk over what was created since: the records still open, and where the page ended. A record
+-- One page of the reaper's walk over newer records: those still open, and where the page ended. A record
 -- may become visible after a younger one, so the walk stays :lag behind the clock.
 SELECT page.seq, IF(page.state IN (1, 2), page.id, NULL), page.created_at + :lag < :now
 FROM (SELECT seq, id, state, created_at FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page
@@ -83,7 +83,7 @@ WHERE page.state IN (1, 2)
 ORDER BY page.seq;
 
 -- name: turn
--- A worker takes its next turn, and sees what the records need.
+-- Take a worker's next turn, and return what the records need.
 -- include: semel.stores.mariadb sql/turn.sql
 ;
 
@@ -97,7 +97,7 @@ SELECT COUNT(*) FROM information_schema.statistics
 WHERE table_schema = DATABASE() AND table_name = 'semel_inbox' AND index_name = 'semel_inbox_open';
 
 -- name: find_lapsed
--- Which of these, and of those that need attention, are PROCESSING although their lease is over; oldest lease first.
+-- Those of these, and of the ones that need attention, that are PROCESSING after their lease; oldest lease first.
 SELECT :now, r.id
 FROM (SELECT id FROM semel_attention UNION SELECT id FROM semel_record WHERE id IN :ids) AS seen
     STRAIGHT_JOIN semel_record AS r ON r.id = seen.id
@@ -107,7 +107,7 @@ ORDER BY r.lease_until
 LIMIT :limit;
 
 -- name: clear_attention
--- Drop what needs nobody any more.
+-- Drop entries that no longer need attention.
 DELETE FROM semel_attention
 WHERE NOT EXISTS (SELECT 1 FROM semel_record AS r WHERE r.id = semel_attention.id AND r.state IN (1, 2, 6));
 
@@ -120,7 +120,7 @@ UPDATE semel_meta SET horizon = GREATEST(horizon, :horizon);
 SELECT horizon FROM semel_meta;
 
 -- name: purge_window
--- One chunk of the purge's walk in order of creation: how long it is, where it ends, and whose time is over.
+-- One chunk of the purge's walk in order of creation: its length, its end, and its expired records.
 SELECT
     seq, id,
     COALESCE(forget_after + :grace <= :now, 0),
@@ -131,11 +131,11 @@ ORDER BY seq
 LIMIT :chunk;
 
 -- name: lock_due
--- Those of a chunk that nobody is writing now; the others are left to the next walk.
+-- Those of a chunk that no transaction is writing; the next walk takes the others.
 SELECT id FROM semel_record WHERE id IN :ids ORDER BY id FOR UPDATE SKIP LOCKED;
 
 -- name: forget
--- The tombstone's retention is over. Open and unknown records have no such end and are never met here.
+-- The tombstone's retention is over. Open and unknown records never expire and are never selected here.
 DELETE FROM semel_record WHERE id IN :ids AND forget_after + :grace <= :now;
 
 -- name: drop_answer
@@ -144,7 +144,7 @@ UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
 WHERE id IN :ids AND answer_until + :grace <= :now AND answer_kind IN (1, 3);
 
 -- name: count_states
--- How many of one page of records stand in each state, and where the page ended.
+-- How many of one page of records are in each state, and where the page ended.
 SELECT state, COUNT(*), MAX(seq)
 FROM (SELECT seq, state FROM semel_record WHERE seq > :after ORDER BY seq LIMIT :page) AS page
 GROUP BY state ORDER BY state;
@@ -165,21 +165,21 @@ SELECT :now;
 SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_meta';
 
 -- name: read_meta
--- Who this store is.
+-- This store's identity.
 SELECT store_id, schema_version, epoch, id_format, secret_check FROM semel_meta;
 
 -- name: first_meta
--- Written once, by the first migration.
+-- The first migration writes it once.
 INSERT INTO semel_meta (one, store_id, schema_version, epoch, id_format, secret_check, horizon)
 VALUES (1, :store_id, :schema_version, 1, 1, :secret_check, 0)
 ON DUPLICATE KEY UPDATE one = one;
 
 -- name: write_schema_version
--- Raised by each later migration.
+-- Each later migration raises it.
 UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :schema_version;
 
 -- name: read_settings
--- What the server's promise hangs on. A name that it does not know has no row.
+-- The settings on which durability depends. A name that the server does not know has no row.
 SHOW GLOBAL VARIABLES WHERE variable_name IN (
     'innodb_flush_log_at_trx_commit', 'innodb_flush_method', 'innodb_rollback_on_timeout', 'log_bin',
     'max_allowed_packet', 'read_only', 'sync_binlog', 'wsrep_on', 'wsrep_sync_wait'

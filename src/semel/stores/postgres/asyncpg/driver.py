@@ -1,8 +1,8 @@
 """The asyncpg driver of the PostgreSQL store: flows on event loops. Threads (and the CLI) go through psycopg.
 
-A few connections of one's own, not asyncpg's pool: its reset on release costs a round trip a call. A statement is
-prepared once per connection, where the server keeps the plans of those that are ``planned_once``; any other is prepared
-again before the server would keep its plan. Nothing is prepared where the URL says ``prepared=no``.
+It keeps a few connections of its own: asyncpg's pool resets each one on release, at a round trip per call. Each
+connection prepares a statement once, and the server keeps the plans of those that are ``planned_once``; any other is
+prepared again before the server would keep its plan. Nothing is prepared where the URL says ``prepared=no``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 _SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection is fine: it refused
 # The second: the server's farewell was read, but not yet the end of the stream. Nothing was sent then.
 BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
-# As with psycopg: planning is reckoned so high that it is worth it always to keep a plan, from the sixth use on.
+# As with psycopg: planning is priced so high that the server keeps a plan from the sixth use on.
 PLANNING: Final = {
     "cpu_operator_cost": "0.1",
     "plan_cache_mode": "auto",
@@ -41,7 +41,7 @@ PLANNING: Final = {
     "jit": "off",
     "default_transaction_isolation": "read committed",
 }
-PLANNED_ANEW: Final = 5  # uses of a prepared statement for which the server plans it for its values
+PLANNED_ANEW: Final = 5  # first uses of a prepared statement, which the server plans for their values
 _PREPARED_MAX: Final = 100  # of one connection
 
 
@@ -62,7 +62,7 @@ class AsyncpgDriver:
         self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited.append(self._loops)
         self._begin()
 
@@ -71,11 +71,11 @@ class AsyncpgDriver:
         return self._sync.run(make)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         self._sync.close()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing.
+        """Run a flow from an event loop, in a separate task that survives a cancelled caller.
 
         Raises:
             StoreUnavailable: the server cannot be reached or refuses; nothing was written by the last statement.
@@ -101,7 +101,7 @@ class AsyncpgDriver:
         return self._loops.here()
 
     async def close_async(self) -> None:
-        """Wait for what is on its way, then close what is idle. The driver may be used again."""
+        """Wait for running calls, then close idle connections. The driver may be used again."""
         loop = self._loop()
         while loop.tasks:
             await asyncio.wait(set(loop.tasks))
@@ -111,17 +111,17 @@ class AsyncpgDriver:
 
 
 class _Taken:
-    """One connection, what it has prepared, and what the server said beside its answers."""
+    """One connection, its prepared statements, and the server's notices."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.notices = Notices()
-        self.kept: dict[str, Any] = {}  # what is planned once, by its text
-        self._anew: dict[str, tuple[Any, int]] = {}  # and all else, with its uses
+        self.kept: dict[str, Any] = {}  # statements that are planned once, by text
+        self._anew: dict[str, tuple[Any, int]] = {}  # all other statements, with their uses
         connection.add_log_listener(self.notices.hear)
 
     async def fetch(self, statement: Statement, values: list[Any]) -> list[Any]:
-        """Fetch the rows of a statement that is prepared here, or now."""
+        """Fetch the rows of a statement, and prepare it first where needed."""
         text = statement.numbered
         if statement.planned_once:
             prepared = self.kept.get(text)
@@ -138,7 +138,7 @@ class _Taken:
         return rows
 
     def forget_prepared(self) -> None:
-        """Prepare all statements again: they return other types by now."""
+        """Forget all prepared statements, because their result types have changed."""
         self.kept.clear()
         self._anew.clear()
 
@@ -173,7 +173,7 @@ class _Loop:
                     await self.close_idle()
                 if was_idle and is_lost(error):
                     said = True
-                    continue  # it died while idle: every verb names its nonce, so it may be repeated
+                    continue  # it died while idle: every verb names its nonce and may be repeated
                 conflicts += 1
                 outdated = is_outdated(error)
                 if outdated:
@@ -213,7 +213,7 @@ class _Loop:
                 await taken.connection.close(timeout=1)
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         for taken in self._connections.forget_idle():
             drop(taken.connection)
 
@@ -238,9 +238,9 @@ def _drop_unwanted(task: asyncio.Future[Any]) -> None:
 
 
 def drop(connection: Any) -> None:
-    """Close a connection whose loop is over."""
+    """Close a connection of a closed loop."""
     transport = connection._transport
-    with suppress(RuntimeError):  # it would tell its loop, which is closed
+    with suppress(RuntimeError):  # it calls its loop, which is closed
         connection.terminate()
     cut(transport)
 

@@ -31,7 +31,7 @@ _OWN: Final = "__asyncpg_savepoint_"  # of a ``transaction()`` block, which is o
 
 
 class Savepoints:
-    """Those that statements have opened and not ended, the outermost first.
+    """The savepoints that statements have opened and not ended, the outermost first.
 
     >>> seen = Savepoints(None)
     >>> for text in ("SAVEPOINT a", "SAVEPOINT b; INSERT INTO t VALUES (1)", "RELEASE SAVEPOINT b", "ROLLBACK TO a"):
@@ -45,7 +45,7 @@ class Savepoints:
         self._session = session
 
     def hear(self, record: Any) -> None:
-        """Note a statement that asyncpg has logged, until the transaction is over; one that failed did nothing."""
+        """Note a statement that asyncpg has logged, unless it failed; stop once the transaction is over."""
         if self._session.is_closed() or not self._session.is_in_transaction():
             self._session.remove_query_logger(self.hear)
         elif record.exception is None:
@@ -77,7 +77,7 @@ class AsyncpgLine:
         self.session.add_query_logger(self._savepoints.hear)  # asyncpg calls it before the next statement is answered
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
         try:
             return [tuple(row) for row in await self.target.fetch(text, *values)]
         except _ERRORS as error:
@@ -91,15 +91,15 @@ class AsyncpgLine:
         return not gone and self.session.is_in_transaction()
 
     def is_nested(self) -> bool:
-        """Whether one is open that a block, or a statement of the user's, may still roll back to.
+        """Whether a savepoint is open that a block, or a statement of the user's, may still roll back to.
 
         The server cannot tell: asyncpg leaves the savepoint of a block that it has rolled back.
         """
         return bool(self._savepoints.open)
 
     async def end(self) -> None:
-        """Listen no longer. asyncpg's transactions are begun by their owners."""
+        """Stop listening. The owner began the transaction, so only the owner ends it."""
         self.session.remove_query_logger(self._savepoints.hear)
 
     def fail(self) -> None:
-        """Nothing: a transaction that has failed can only be rolled back."""
+        """Do nothing: a failed transaction can only be rolled back."""

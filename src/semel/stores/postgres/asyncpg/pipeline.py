@@ -1,7 +1,7 @@
-"""Statements in front of one of asyncpg's own, in its round trip: what asyncpg cannot do by itself.
+"""Sends statements in the round trip of one of asyncpg's own, in front of it: asyncpg cannot do so by itself.
 
 asyncpg ends each statement with a Sync, which the server answers. What is written just before it without one travels in
-the same trip, and the server passes over all of it behind the first refusal. asyncpg reads past the answers of such
+the same trip, and the server skips all that follows the first refusal. asyncpg reads past the answers of such
 statements as long as they return no rows.
 """
 

@@ -41,25 +41,25 @@ _OVER: Final = "the transaction of this command is over: nothing more can be wri
 
 
 class Unpiped(asyncpg.InternalClientError):  # type: ignore[misc]  # asyncpg carries no types
-    """asyncpg did not send what belongs in front of its statement, or the server did not perform it."""
+    """asyncpg did not send the statements in front of its own, or the server did not perform them."""
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether the connection had died before: a new one may do better. Not where the server hangs."""
+    """Whether the connection had died before, so that a new one may work; False where the server hangs."""
     if isinstance(error, TimeoutError | Unpiped):
         return False
     return isinstance(error, OSError) or is_lost(error) or getattr(error, "severity_en", None) == "FATAL"
 
 
 class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
-    """What a handler writes on: refuses to write once the unit's transaction is over."""
+    """A handler's connection, which refuses to write once the unit's transaction is over."""
 
     __slots__ = ("handed_out", "kept", "notices", "worn")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.handed_out = False
-        self.worn = False  # a handler had it since its session was as it is when it opens
+        self.worn = False  # a handler has used the session since it was opened or reset
         self.kept: dict[str, Any] = {}  # the statements of units that its server has prepared
         self.notices = Notices()
 
@@ -133,7 +133,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             raise asyncpg.InterfaceError(_OVER)
 
     async def close(self, **options: Any) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
+        """Do nothing while the command runs: the unit still needs the connection."""
         if not self.handed_out:
             await super().close(**options)
 
@@ -160,7 +160,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on, as asyncpg's own pool lends it."""
+        """Return the handler's connection, wrapped as asyncpg's own pool lends it."""
         if self._ended or self._lent is None:
             raise asyncpg.InterfaceError(_OVER)
         return self._lent
@@ -201,7 +201,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return rows
 
     async def _begin(self, needed: Query) -> list[Any]:
-        """BEGIN, and the first statement in the same round trip; a session that a handler had is reset before."""
+        """Send BEGIN and the first statement in one round trip; reset a session that a handler has used first."""
         connection, keeps = self._connection, self._pool.pipelines
         reset = _RESET if connection.worn and keeps else ()
         ahead: tuple[str, ...] = (*reset, "BEGIN")
@@ -264,7 +264,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
             await self._connection.commit_behind(silent.numbered, values, self._call())
 
     async def rollback_async(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         await drive_async(self._rolling_back())
 
     def _undoing(self) -> Talk[bool]:
@@ -276,7 +276,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return True
 
     async def _undo(self) -> None:
-        # asyncpg knows of a transaction from the answer to BEGIN: of a cancelled claim it has not heard it yet.
+        # asyncpg learns of a transaction from the answer to BEGIN, which it has not read after a cancelled claim.
         if not self._connection.is_closed() and (self._begun or self._connection.is_in_transaction()):
             async with asyncio.timeout(self._call().for_answer()):
                 await self._connection.execute("ROLLBACK")
@@ -287,7 +287,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
             self._lent._detach()  # what the handler may have kept of it is closed for good
             raw._on_release()
         raw.handed_out = False
-        raw._top_xact = None  # it was ended by words, not by its object
+        raw._top_xact = None  # SQL ended it, not its transaction object
         await self._pool.give(raw, sound=sound and not raw.is_closed())
 
 
@@ -319,7 +319,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         return await self._open(deadline)
 
     async def give(self, connection: AsyncpgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return the connection to the pool, or drop it if it is not sound."""
         if sound:
             self.lifo.give(connection)
         else:
@@ -350,7 +350,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
             drop(connection)
 
     async def close(self) -> None:
-        """Close what is idle on this loop."""
+        """Close the idle connections of this loop."""
         for connection in self.lifo.forget_idle():
             with suppress(*_LOST, TimeoutError):
                 await connection.close(timeout=1)

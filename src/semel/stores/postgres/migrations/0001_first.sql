@@ -53,7 +53,7 @@ CREATE UNIQUE INDEX semel_record_seq ON semel_record (seq);
 
 CREATE INDEX semel_record_operation ON semel_record (operation_id);
 
--- Records that need somebody: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
+-- Records that need attention: UNKNOWN ones, and open ones that are older than the reaper's horizon. A few rows
 -- beside a table of any size. A row here is a hint, never the truth: that is the record's own state.
 CREATE TABLE semel_attention (
     id bytea PRIMARY KEY

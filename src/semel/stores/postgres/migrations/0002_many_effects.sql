@@ -5,7 +5,7 @@
 -- A packed list (steps/rules.py), whole with each write; of another generation it means nothing.
 ALTER TABLE semel_record ADD COLUMN steps bytea;
 
--- === operations: what was executed, under a name of the business, for longer than any key ===
+-- === operations: executions under business names, remembered for longer than any key ===
 CREATE TABLE semel_operation (
     operation_id  bytea    PRIMARY KEY,        -- UUIDv7
     record_id     bytea    NOT NULL,           -- of the key that it was asked for with
@@ -31,20 +31,20 @@ CREATE INDEX semel_operation_ref ON semel_operation (ref_id, operation_id) WHERE
 
 CREATE INDEX semel_operation_record ON semel_operation (record_id);
 
--- === reconciliations: how often it was asked what became of an UNKNOWN record, and who asks now ===
+-- === reconciliations: how often reconcilers asked about an UNKNOWN record, and which one asks now ===
 CREATE TABLE semel_reconciliation (
     record_id   bytea   PRIMARY KEY,
     fence       bigint  NOT NULL,              -- of the record that was asked about: another one begins anew
     asked       integer NOT NULL,
     next_at     bigint  NOT NULL,
-    token       bytea   NOT NULL,              -- of whoever asks
+    token       bytea   NOT NULL,              -- of the worker that asks
     lease_until bigint  NOT NULL,
     gave_up_at  bigint,                        -- an operator must find out
     reason      text    NOT NULL,
     updated_at  bigint  NOT NULL
 );
 
--- === events: the outbox, written in the transaction of what they tell ===
+-- === events: the outbox, written in the transaction of the change that they report ===
 -- The columns id to payload are those that Debezium's outbox event router reads by default.
 CREATE TABLE semel_event (
     seq           bigint   GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -90,7 +90,7 @@ INSERT INTO semel_lane (lane, holder, fence, lease_until) VALUES
 CREATE TABLE semel_relay (
     holder      text   PRIMARY KEY,
     lease_until bigint NOT NULL,
-    bell_until  bigint NOT NULL                -- it listens until then: whoever writes events rings
+    bell_until  bigint NOT NULL                -- it listens until then: writers of events ring
 );
 
 -- === inbox: which messages a consumer has handled, written in the transaction of their effect ===

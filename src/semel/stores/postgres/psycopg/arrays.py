@@ -1,7 +1,7 @@
 """The columns of a batch as PostgreSQL's binary arrays.
 
-psycopg writes a list down as text, item by item and with a pattern for what must be quoted: of a batch of claims that
-took longer than everything else together. The statements name each array's type, so that nothing has to be guessed.
+psycopg writes a list as text, item by item, with a pattern for what must be quoted. For a batch of claims that took
+longer than all the rest. The statements name each array's type, so that nothing has to be guessed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
 
 @cache
 def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, Callable[[Items], bytes]], ...]:
-    """Return which of a statement's values are arrays, and what writes each."""
+    """Return which of a statement's values are arrays, and the function that writes each."""
     return tuple((distinct.index(name), _PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
@@ -65,7 +65,7 @@ def pack(items: Items, kind: str) -> bytes:
 def _packs(
     oid: int, write: Callable[[Items], Iterable[bytes]], one: Callable[[Any], bytes]
 ) -> Callable[[Items], bytes]:
-    """Make what writes arrays of a type. Parameters: ``oid`` of an item; ``write`` items; ``one`` writes one."""
+    """Make a writer of arrays of a type. Parameters: ``oid`` of an item; ``write`` items; ``one`` writes one."""
     single = _HEAD.pack(1, 0, oid, 1, 1)
     nothing = _HEAD.pack(1, 1, oid, 1, 1) + _NULL
 

@@ -1,10 +1,9 @@
 """The psycopg 3 driver of the PostgreSQL store: the same flows from threads and from event loops.
 
-Own connections, in autocommit: a verb is one statement and one round trip, with no BEGIN, COMMIT or reset
-around it. The server keeps the plans of statements that are ``planned_once``, which planning anew would cost half of
-their time; the others are unnamed, and so planned anew each time: a plan made while the table was empty would
-otherwise be kept. It never plans a scan of the table. Behind PgBouncer (``?prepared=no``) nothing of the session is
-relied upon, and nothing is kept.
+It has its own connections, in autocommit: a verb is one statement and one round trip, with no BEGIN, COMMIT or reset
+around it. The server keeps the plans of ``planned_once`` statements, whose planning would take half of their time. All
+others are unnamed and planned anew each time; otherwise a plan made while the table was empty would be kept. No plan
+may scan the table. Behind PgBouncer (``?prepared=no``) the driver relies on no session state and keeps no plan.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from semel.stores.sql.statements import Params, Query, Row, Script, Statement, T
 
 T = TypeVar("T")
 
-# Planning is reckoned by ``cpu_operator_cost``: at forty times the default it is worth it always to keep a plan, from a
+# The server prices planning by ``cpu_operator_cost``: at forty times the default it always keeps a plan, from a
 # connection's sixth use on. ``force_generic_plan`` would hide their values from the statements that are not kept.
 PLANNING: Final = " ".join(
     f"-c {setting}"
@@ -44,12 +43,12 @@ PLANNING: Final = " ".join(
     )
 )
 
-CONFLICTS_MAX: Final = 3  # how often the same is asked again where another transaction was first
+CONFLICTS_MAX: Final = 3  # retries of a statement that lost to another transaction
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """Where a PostgreSQL store is, and how it is talked to.
+    """The address and options of a PostgreSQL store's server.
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL, never shown; ``prepared`` False behind
     a pooler in transaction mode; ``connections_max`` per process (and per event loop); ``patience_seconds`` how
@@ -115,7 +114,7 @@ class PsycopgDriver:
         self._loops = Loops(lambda: _Loop(self.server), _Loop.drop_idle)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited += [self._threads, self._loops]
         self._begin()
 
@@ -155,7 +154,7 @@ class PsycopgDriver:
                     self._close_idle()
                 if was_idle and is_stale(error):
                     said = True
-                    continue  # it died while idle: every verb names its nonce, so it may be repeated
+                    continue  # it died while idle: every verb names its nonce and may be repeated
                 conflicts += 1
                 if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
@@ -178,7 +177,7 @@ class PsycopgDriver:
             connection.close()
 
     def close(self) -> None:
-        """Close what is idle. The driver may be used again."""
+        """Close idle connections. The driver may be used again."""
         self._close_idle()
         if self._units is not None:
             self._units.close()
@@ -186,7 +185,7 @@ class PsycopgDriver:
     # --- event loops ------------------------------------------------------------------------
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow from an event loop, in a task of its own: a cancelled caller cuts nothing. Raises as ``run``."""
+        """Run a flow from an event loop, in a separate task that survives a cancelled caller. Raises as ``run``."""
         loop = self._loop()
         task = loop.loop.create_task(loop.run(make))
         loop.tasks.add(task)
@@ -202,7 +201,7 @@ class PsycopgDriver:
         return self._loops.here()
 
     async def close_async(self) -> None:
-        """Wait for what is on its way, then close what is idle. The driver may be used again."""
+        """Wait for running calls, then close idle connections. The driver may be used again."""
         loop = self._loop()
         while loop.tasks:
             await asyncio.wait(set(loop.tasks))
@@ -274,18 +273,18 @@ class _Loop:
             await connection.close()
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nothing can be awaited."""
+        """Drop idle connections of a closed loop, on which nothing can be awaited."""
         for connection in self._connections.forget_idle():
             connection.finish()
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection ended under the statement, without an error from the server."""
+    """Whether the connection ended during the statement, without an error from the server."""
     return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether the connection had died before: a new one may do better. Not where the server hangs."""
+    """Whether the connection had died before, so that a new one may work; False where the server hangs."""
     return is_lost(error) and not isinstance(error, Overdue)
 
 

@@ -53,7 +53,7 @@ class PsycopgLine:
         self.fail = fail
 
     def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
         cursor = RawCursor(self.session, row_factory=tuple_row)
         cursor._adapters = AdaptersMap(_ADAPTERS)
         try:
@@ -93,7 +93,7 @@ class AsyncPsycopgLine:
         self._begun = is_begun(connection, block)
 
     async def execute(self, text: str, values: list[Any]) -> list[Any]:
-        """Rows as tuples. Raises LineFailed."""
+        """Return rows as tuples. Raises LineFailed."""
         cursor = AsyncRawCursor(self.session, row_factory=tuple_row)
         cursor._adapters = AdaptersMap(_ADAPTERS)
         try:

@@ -16,7 +16,7 @@ def options() -> frozenset[str]:
 
 
 def understands(conninfo: str) -> bool:
-    """Whether libpq can read it. Its error is not passed on, because it quotes parts of the URL.
+    """Whether libpq can read the string. Its error is not passed on, because it quotes parts of the URL.
 
     >>> understands("postgresql://app@localhost/shop"), understands("postgresql://app:a b@localhost/shop")
     (True, False)

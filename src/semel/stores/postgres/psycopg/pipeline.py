@@ -1,7 +1,7 @@
-"""One statement or several in one round trip on a psycopg connection, by libpq's own pipeline.
+"""Sends one or more statements in one round trip on a psycopg connection, by libpq's own pipeline.
 
-psycopg's pipeline mode does it too, statement by statement: each of them waits and communicates for itself, which was
-half of what an ATOMIC command cost its process. Here all are written down, sent once and waited for once.
+psycopg's pipeline mode works statement by statement: each one communicates and waits by itself, which was half of what
+an ATOMIC command cost its process. Here all statements are written, sent once and waited for once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from psycopg.pq import ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none
-Names = dict[bytes, bytes]  # what a session has prepared: names by text
+Names = dict[bytes, bytes]  # a session's prepared statements: names by text
 Values = tuple[list[bytes | None], list[Format]]
 
 _NOTHING: Final[Values] = ([], [])
-_PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
+_PREPARED_MAX: Final = 100  # far more than there are statements; any beyond it are not prepared
 _OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; its name was dropped
 _OFF: Final = PipelineStatus.OFF
 _BINARY: Final = Format.BINARY
@@ -60,13 +60,13 @@ async def execute_async(connection: AsyncConnection[Any], *statements: Said, pre
 def trip(
     connection: Connection[Any] | AsyncConnection[Any], statements: Sequence[Said], *, prepared: bool
 ) -> Generator[Any, Any, list[Any]]:
-    """To be performed by the connection's ``wait``: the rows of the statement that has values.
+    """Yield the waits for the connection's ``wait`` to perform; return the rows of the statement that has values.
 
-    A connection whose pipeline was interrupted is closed: what is still on its way is unknown.
+    An interrupted pipeline closes the connection, because the replies still on their way are unknown.
 
     Raises:
-        psycopg.Error: the first refusal; what stood behind it was not performed.
-        UnicodeEncodeError: a text that cannot be written down; nothing was sent.
+        psycopg.Error: the first refusal; the server performed none of the statements behind it.
+        UnicodeEncodeError: a text that cannot be encoded; nothing was sent.
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
@@ -122,7 +122,7 @@ def _answers_of_one(pgconn: PGconn, name: bytes, values: Values) -> Generator[An
 
 
 class _Writers(dict[type, Callable[[Any], Any]]):
-    """How a value of a type is written down for libpq: a function of the value, so that none takes a step of Python."""
+    """The function that writes a value of each type for libpq; no lookup takes a step of Python."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
         writer = self[kind] = bytes if issubclass(kind, bytes) else _NUMBER if issubclass(kind, int) else _text
@@ -130,7 +130,7 @@ class _Writers(dict[type, Callable[[Any], Any]]):
 
 
 class _Forms(dict[type, Format]):
-    """In which form values of a type are sent: an array is a kind of bytes."""
+    """The form in which values of each type are sent: an array is a kind of bytes."""
 
     def __missing__(self, kind: type) -> Format:
         form = self[kind] = _BINARY if issubclass(kind, bytes) else Format.TEXT
@@ -151,7 +151,7 @@ _WRITERS: Final = _Writers({type(None): {None: None}.get, bytes: bytes, str: lru
 
 
 def to_libpq(values: Sequence[Any], encoding: str | None) -> Values:
-    """Values as libpq takes them, each with its form; their types are the statement's to say.
+    """Return values as libpq takes them, each with its form; the statement names their types.
 
     Parameters: ``encoding`` of the connection where it is not UTF-8.
     """
@@ -164,7 +164,7 @@ def to_libpq(values: Sequence[Any], encoding: str | None) -> Values:
 
 
 def _reader(connection: Connection[Any] | AsyncConnection[Any], encoding: str | None) -> Any:
-    """Return what reads this connection's rows: psycopg's own loaders, whatever a handler has set on it."""
+    """Return the reader of this connection's rows: psycopg's own loaders, even if a handler has set others."""
     if encoding is not None:
         return Transformer(connection)
     kept = vars(connection)

@@ -1,4 +1,4 @@
-"""psycopg connections that do not wait for ever: a server that hangs, or a network that swallows, ends a wait in time.
+"""psycopg connections with time-outs: no wait outlasts its deadline, even if the server hangs or the network is lost.
 
 libpq has a time-out for connecting alone, of two seconds at least. psycopg's waits are generators that are woken every
 tenth of a second, so that a wrapper around them can look at the clock.
@@ -28,11 +28,11 @@ from semel.stores.process import this_process
 T = TypeVar("T")
 
 _READ, _WRITE = int(Wait.R), int(Wait.W)
-CANCELLED_SECONDS: Final = 1.0  # in which a statement that is cancelled has ended
+CANCELLED_SECONDS: Final = 1.0  # time for a cancelled statement to end
 
 
 class Overdue(psycopg.OperationalError):
-    """The server did not answer in time. The connection is of no use any more."""
+    """The server did not answer in time. The connection is no longer usable."""
 
 
 def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
@@ -52,12 +52,12 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
 
 
 class Watch:
-    """Tells when a connection's socket can be read, from its first wait on: to begin and end that for each answer costs
-    more than the waits themselves.
+    """Tells when a connection's socket can be read. It lasts from the first wait on: to register and remove it for each
+    answer would cost more than the waits themselves.
 
-    It watches a descriptor of its own for the socket. libpq may close its own at any time, and its number is another
-    file's then, for which the loop would still be watching. What arrives while no task waits is the end of the
-    connection, or a notice: the watch ends, and the next wait begins another.
+    It watches its own descriptor of the socket. libpq may close its descriptor at any time; another file may then get
+    its number, and the loop would watch that file. Data that arrives while no task waits is the end of the connection,
+    or a notice: the watch ends, and the next wait begins another.
     """
 
     __slots__ = ("_fd", "_loop", "_process", "_unawaited", "_waiter")
@@ -73,15 +73,15 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it tells nothing more."""
+        """Whether the watch has ended."""
         return self._fd < 0
 
     def is_free(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it belongs to this loop and no task waits for it."""
+        """Whether the watch belongs to this loop and no task waits for it."""
         return self._waiter is None and self._loop is loop
 
     async def until_readable(self, ends: float | None) -> int:
-        """``Ready.R``, or nothing where the time ``ends`` before. One at a time may wait."""
+        """Return ``Ready.R``, or nothing if the time ``ends`` before. One task at a time may wait."""
         self._unawaited = 0
         woken: asyncio.Future[int] = self._loop.create_future()
         self._waiter = woken
@@ -103,10 +103,10 @@ class Watch:
             self.end()
 
     def end(self) -> None:
-        """Watch no longer. On the loop's own thread, or when the loop is closed.
+        """Stop watching. Call it on the loop's own thread, or when the loop is closed.
 
-        Who waits is woken, and finds the connection closed. A forked child leaves its parent's loop alone: what the
-        system watches for that is the same for both.
+        A waiting task wakes up and finds the connection closed. A forked child leaves its parent's loop alone: both
+        share the registrations of the system's poller.
         """
         if not self.is_over and self._process is this_process() and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
@@ -147,7 +147,7 @@ def _wake(woken: asyncio.Future[int], ready: int) -> None:
 
 
 class _Interrupted:
-    """Waits that were interrupted, for psycopg to deal with in its own way: it cancels the statement, and goes on."""
+    """Waits that were interrupted. psycopg handles them in its own way: it cancels the statement, and goes on."""
 
     def __init__(self, waits: Generator[Any, Any, Any], error: BaseException) -> None:
         self._waits = waits
@@ -231,7 +231,7 @@ class PatientConnection(Connection[Any]):
             raise
 
     def is_left_alone(self, seconds: float) -> bool:
-        """Whether nothing is under way on it, or ends in time, if need be by force. Otherwise it is finished with.
+        """Whether the connection is idle, or becomes so in time, if need be by a cancel. Otherwise it is closed.
 
         Cancelling ends another thread's statement, but not a result whose rows are left unread.
         """
@@ -245,7 +245,7 @@ class PatientConnection(Connection[Any]):
         return False
 
     def _deallocate(self, name: bytes | None) -> Any:
-        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        """Forget what trips have prepared: after a rollback psycopg drops all that the session has prepared."""
         if name is None:
             names_of(self).clear()
         return super()._deallocate(name)
@@ -272,7 +272,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         self.add_notice_handler(self.notices)
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        """As psycopg's, in time, and with fewer steps: this is what each round trip of a command waits by."""
+        """Wait as psycopg does, in time, and with fewer steps: each round trip of a command waits here."""
         seconds = None if self.deadline is None else self.deadline.for_answer()
         try:
             if args or options:
@@ -314,7 +314,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
             return result
 
     def _watch_free(self, loop: asyncio.AbstractEventLoop, socket: int) -> Watch | None:
-        """This connection's watch; None where there can be none, or where another task already waits for it."""
+        """Return this connection's watch; None where there can be none, or where another task already waits for it."""
         watch = self._watch
         if watch is None or watch.is_over:
             try:
@@ -324,11 +324,11 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         return watch if watch.is_free(loop) else None
 
     def take_watch(self, former: PatientAsyncConnection) -> None:
-        """Go on with the watch of another object for the same session."""
+        """Take over the watch of another object for the same session."""
         self._watch, former._watch = former._watch, None
 
     def finish(self) -> None:
-        """Close it at once, on its loop or when that is closed."""
+        """Close the connection at once, on its loop or once that is closed."""
         self._end_watch()
         self.pgconn.finish()
 
@@ -357,7 +357,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         return False
 
     def _deallocate(self, name: bytes | None) -> Any:
-        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        """Forget what trips have prepared: after a rollback psycopg drops all that the session has prepared."""
         if name is None:
             names_of(self).clear()
         return super()._deallocate(name)

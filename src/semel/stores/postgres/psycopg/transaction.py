@@ -7,8 +7,8 @@ written as SQL does end it; then the settle fails by itself, since the claim is 
 
 ``postgres/transaction`` says what a unit does; threads make its calls here, event loops in ``transaction_async``.
 
-A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
-and committed, was that command's.
+Before its next command a session has its settings and its user reset: what a handler has set, and committed, was meant
+for that handler's command.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ LATE: Final = "this command's transaction is over; nothing more can be written i
 
 
 class PsycopgUnitConnection(PatientConnection):
-    """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
+    """A handler's connection. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler had it since its session was as it is when it opens
+    worn = False  # a handler has used the session since it was opened or reset
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -80,7 +80,7 @@ class PsycopgUnitConnection(PatientConnection):
             self.execute(ROLLBACK_TO)
 
     def close(self) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
+        """Do nothing while the command runs: the unit still needs the connection."""
         if not self.handed_out:
             super().close()
 
@@ -118,7 +118,7 @@ class PsycopgTalk(UnitTalk[C]):
 
     @property
     def connection(self) -> C:
-        """What the handler writes on.
+        """Return the handler's connection.
 
         Raises psycopg.ProgrammingError after the end: the connection is another command's by then.
         """
@@ -233,7 +233,7 @@ class PsycopgUnit(PsycopgTalk[PsycopgUnitConnection]):
         return drive(self._settling(needed))
 
     def rollback(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         drive(self._rolling_back())
 
     def __del__(self) -> None:
@@ -255,7 +255,7 @@ class PsycopgUnitPool:
         self.lifo: ConnectionPool[PsycopgUnitConnection] = ConnectionPool(self._open, self.server.connections_max)
 
     def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
+        """Start without connections in a forked child."""
         self._inherited.append(self.lifo)
         self._begin()
 
@@ -299,6 +299,6 @@ class PsycopgUnitPool:
         return opened
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection in self.lifo.forget_idle():
             connection.close()

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class AsyncPsycopgUnitConnection(PatientAsyncConnection):
-    """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
+    """An async handler's connection. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler had it since its session was as it is when it opens
+    worn = False  # a handler has used the session since it was opened or reset
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -53,7 +53,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
             await self.execute(ROLLBACK_TO)
 
     async def close(self) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
+        """Do nothing while the command runs: the unit still needs the connection."""
         if not self.handed_out:
             await super().close()
 
@@ -73,7 +73,7 @@ class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
         return await drive_async(self._settling(needed))
 
     async def rollback_async(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        """Roll the transaction back. Safe to call at any time, also twice."""
         await drive_async(self._rolling_back())
 
 
@@ -121,7 +121,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
         return opened
 
     async def close(self) -> None:
-        """Close what is idle on this loop."""
+        """Close the idle connections of this loop."""
         for connection in self.lifo.forget_idle():
             await connection.close()
 

@@ -1,9 +1,9 @@
--- Quotas of new keys: the statements that count them. semel/quota.py says the rule and how a row is read.
+-- Quotas of new keys: the statements that count them. semel/quota.py has the rule and the form of a row.
 
 -- name: taken
--- Take places for the new records in "asked", in one write a caller. Callers are taken in one order, so that two
--- batches never deadlock, and a caller's row is locked until this statement's commit. Without room nothing of the row changes.
--- A listed record that this statement's snapshot does not see may be on its way to its commit: it counts for a minute.
+-- Take places for the new records in "asked", in one write per caller. Callers come in one order, so that two batches
+-- never deadlock, and a caller's row is locked until this statement's commit. If there is no room, the row does not
+-- change. A listed record outside this statement's snapshot may be about to commit: it counts for a minute.
 demand AS (
     SELECT
         quota, count(*) AS wanted, min(new_keys) AS new_keys, min(slice_us) AS slice_us, min(open_max) AS open_max,
@@ -83,9 +83,9 @@ taken AS (
 )
 
 -- name: claim_counted (planned once)
--- As "claim", for a batch in which quotas count new keys: only those that got a place are written. An id that did not
--- comes back with what its caller has taken. "taken" is written out here by stores/postgres/rows.py; all places are
--- taken before the first record is written.
+-- As "claim", for a batch in which quotas count new keys: it writes only those that got a place. An id without one
+-- comes back with its caller's usage. stores/postgres/rows.py inserts the text of "taken" here; all places are taken
+-- before the first record is written.
 WITH clock AS MATERIALIZED (
     SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
         coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
@@ -169,8 +169,8 @@ FROM known, clock
 WHERE clock.now IS NOT NULL;
 
 -- name: take_place (planned once)
--- A place for the record of an ATOMIC command, before its transaction begins: in that one, the caller's row would be
--- locked until its end. None is taken for a record that is there, or that another unit is about to write.
+-- Take a place for an ATOMIC command's record before its transaction begins, which would otherwise lock the caller's
+-- row until its end. Takes none if the record exists, or another unit is about to write it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -186,7 +186,7 @@ SELECT clock.now, array_to_string(taken.counts, ','), taken.slice, taken.opens, 
 FROM taken, clock WHERE taken.granted = 0;
 
 -- name: forget_quotas
--- Callers of whom nothing counts any more. One whose row is being written is left to the next walk.
+-- Forget callers of whom nothing counts any more. A row that is being written is left to the next walk.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),

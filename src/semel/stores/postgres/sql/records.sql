@@ -1,16 +1,17 @@
--- Every statement of the PostgreSQL store, by name. One round trip each, no session state, values always as
--- parameters. :now is the driver's: NULL for the server's own clock (statement_timestamp: what a statement decides, it
--- decides by one time), microseconds where a test sets the clock. Batches come sorted by id, so that two never deadlock.
--- A holder's write names fence and nonce; every list has a limit and an order. "Planned once": the server may keep the
--- plan, which is the same for every size of the table. All others are planned anew each time.
+-- Every statement of the PostgreSQL store, by name. One round trip each, no session state, values always as parameters.
+-- The driver supplies :now: NULL for the server's own clock (statement_timestamp: one time for all that a statement
+-- decides), microseconds if a test sets the clock. Batches are sorted by id, so that two never deadlock. A holder's
+-- write names fence and nonce; every list has a limit and an order. "Planned once": the server may keep the plan, which
+-- is right for every size of the table. All others are planned anew each time.
 
 -- name: claim (planned once)
--- Reserve keys that were never seen, and read the records of the others, in one statement that writes nothing for a
--- replay. An id that comes back in neither half was claimed after this statement's snapshot, or is held by a transaction
--- that has not ended: ask again. The advisory lock is tried, never waited for: it tells an ATOMIC unit's claim that is
--- still invisible, which the unique index would make a whole batch wait for. The table's own number is part of it: two
--- stores in two schemas of one database are not to meet in it. :store is the id of the store that this process has opened,
--- NULL before it has: in another one the time is NULL, nothing is written, and the one row that comes back has no id.
+-- Reserve new keys, and read the records of the others, in one statement that writes nothing for a replay. An id that
+-- comes back in neither half was claimed after this statement's snapshot, or is held by an open transaction: ask again.
+-- The statement tries the advisory lock and never waits. The lock reveals an ATOMIC unit's claim that is still
+-- invisible, for which the unique index would make a whole batch wait. The table's own number is part of the lock, so
+-- that two stores in two schemas of one database do not share it. :store is the id of the store that this process has
+-- opened, NULL before that. In another store the time is NULL, nothing is written, and the one row that comes back has
+-- no id.
 WITH clock AS MATERIALIZED (
     SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
         coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
@@ -73,10 +74,10 @@ FROM known, clock
 WHERE clock.now IS NOT NULL;
 
 -- name: claim_in_unit
--- The same of one key inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by
--- zero: rolled back to, it would take the record along, and leave what was written before it. Plain values, of which the
--- server keeps the plan on connections that are not set up for batches, as a user's are not. One row at most: the new
--- record is none that this statement sees, so that its row and a record's are never both there.
+-- The same for one key inside an ATOMIC unit, which alone holds the lock until its end. In a savepoint it divides by
+-- zero: a rollback to the savepoint would undo the record, but not the writes before it. Its values are plain, so that
+-- the server keeps the plan on connections that are not set up for batches, such as a user's. It returns one row at
+-- most: this statement cannot see the new record, so its row and an existing record's never come together.
 WITH clock AS MATERIALIZED (
     SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
         coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
@@ -112,11 +113,11 @@ LEFT JOIN semel_record AS r ON r.id = :id::bytea AND clock.now IS NOT NULL
 WHERE clock.now IS NULL OR won.id IS NOT NULL OR r.id IS NOT NULL;
 
 -- name: lock_in_unit
--- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
+-- Try the lock before an ATOMIC unit overwrites an existing record; never wait, and hold it to the unit's end.
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))::integer;
 
 -- name: look (planned once)
--- The records of these ids, and the time to decide by. With the id of a store: no row where the server has another store
+-- The records of these ids, and the time to decide by. With the id of a store: no row if the server has another store
 -- by now.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
@@ -133,9 +134,9 @@ WHERE r.id = ANY(:ids::bytea[])
     AND (:store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1));
 
 -- name: look_kept (planned once)
--- What a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are some that a store
--- writes: core/record.is_sound asks for the types of the columns, too, which the table is sure of. No row where the server
--- has another store by now.
+-- The columns that a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are
+-- valid. core/record.is_sound also checks the columns' types, which the table ensures here. No row if the server has
+-- another store by now.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -161,9 +162,9 @@ FROM semel_record
 WHERE id = ANY(:ids::bytea[]);
 
 -- name: settle (planned once)
--- Holders settle their open records. Changes no row of a holder whose fence or nonce is no longer the record's,
--- or whose record is no longer open: then read it and decide. The join is an array's, which PostgreSQL cannot make by
--- walking the whole index in its order: what it would do, and keep doing, where the table was empty when it planned.
+-- Settle holders' open records. Changes no row if the fence or nonce is no longer the record's, or the record is no
+-- longer open: then read it and decide. It joins by an array, so that PostgreSQL cannot walk the whole index in order.
+-- For a plain join it would plan that while the table is empty, and keep the plan.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -195,10 +196,10 @@ WHERE r.id = ANY (ARRAY[u.id]) AND r.fence = u.fence AND r.nonce = u.nonce AND r
 RETURNING r.id;
 
 -- name: settle_in_unit
--- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one
--- committed, was committed early. Nonce and xmin say so by themselves; the fence is named as in every holder's write.
--- Where nothing is settled it divides by zero, so that the server lets nobody commit the rest. It says whether it ran
--- outside any savepoint.
+-- The same for one record inside an ATOMIC unit. The claim must be this transaction's own; a claim that another one
+-- committed was committed early. Nonce and xmin prove that by themselves; the fence is named as in every holder's
+-- write. If nothing is settled it divides by zero, so that the server refuses to commit the rest. It returns whether it
+-- ran outside any savepoint.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -227,8 +228,8 @@ settled AS (
 SELECT 1 / count(*), bool_and(outermost) FROM settled;
 
 -- name: write_record (planned once)
--- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps
--- where the grant depends on it (empty for none). What becomes UNKNOWN is put where operators look.
+-- Replace every column that may change, by compare-and-set on the version that was read, and on its list of steps if
+-- the grant depends on it (empty: none). List a record that becomes UNKNOWN for operators.
 WITH written AS (
     UPDATE semel_record SET
         recipe = :recipe::text, fingerprint = :fingerprint::bytea, state = :state::smallint, effects =
@@ -255,8 +256,8 @@ raised AS (
 SELECT count(*) FROM written;
 
 -- name: resolve_record
--- The same, with its line of the audit trail: both or neither. Its flow holds the row's lock since it read the steps, so
--- that each of the two, lock and comparison, keeps out what comes in between.
+-- The same, with its line of the audit trail: both or neither. Its flow has held the row's lock since it read the
+-- steps, so both the lock and the comparison keep out other writes.
 WITH written AS (
     UPDATE semel_record SET
         recipe = :recipe::text, fingerprint = :fingerprint::bytea, state = :state::smallint, effects =

@@ -1,7 +1,7 @@
 -- What `semel doctor` and start-up ask a PostgreSQL server about itself. Nothing here writes, and every user may ask.
 
 -- name: read_settings
--- What the server's promise hangs on, as it holds for this connection: a role or a database may have its own values.
+-- The settings on which durability depends, as this connection has them: a role or a database may override them.
 SELECT name, setting FROM pg_settings
 WHERE name IN (
     'default_transaction_read_only', 'fsync', 'full_page_writes', 'server_version_num', 'synchronous_commit',
@@ -14,7 +14,7 @@ SELECT 'replicas', count(*)::text FROM pg_stat_replication
 ORDER BY name;
 
 -- name: read_grants
--- Every right on Semel's tables that this user lacks, such as ('semel_record', 'UPDATE'). None of a table that is not there.
+-- Every right on Semel's tables that this user lacks, such as ('semel_record', 'UPDATE'); none for a missing table.
 SELECT wanted.tab, wanted.right_name
 FROM (
     VALUES

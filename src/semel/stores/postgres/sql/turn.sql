@@ -1,8 +1,8 @@
 -- How a worker takes its next turn (workers/rules.py, next_turn), and what it sees of the records: the beginning of each
--- statement `turn`. It reads one page of what was created since, so that an idle fleet sends one statement a turn. Each
--- record is looked up by its id: a planner that expects few records, as just after a load, would walk all of them for a
--- plain join. Of `records`: when the first of the open ones will lapse, since when the first one waits for a completer,
--- whether one is UNKNOWN, and how long the page is.
+-- statement `turn`. It reads one page of the records created since, so that an idle fleet sends one statement per turn.
+-- It looks up each record by its id: just after a load the planner expects few records and would walk all of them for a
+-- plain join. Columns of `records`: when the first open one will lapse, since when the first one has waited for a
+-- completer, whether one is UNKNOWN, and how long the page is.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),

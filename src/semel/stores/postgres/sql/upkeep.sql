@@ -1,5 +1,5 @@
--- The statements of the PostgreSQL store beside the life of a command: lists, the reaper's walk, purges, the schema.
--- The rules of postgres.sql hold here too.
+-- The statements of the PostgreSQL store outside a command's life: lists, the reaper's walk, purges, the schema.
+-- The rules of records.sql hold here too.
 
 -- name: read_operations
 -- The whole records of these operation ids.
@@ -38,7 +38,7 @@ FROM clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: count_listed
--- How many records need attention: so many at most.
+-- Count the records that need attention, up to a limit.
 SELECT count(*) FROM (SELECT FROM semel_attention LIMIT :look::bigint) AS listed;
 
 -- name: read_newest
@@ -72,7 +72,7 @@ FROM clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: find_needing
--- The same of some entries of that table: UNKNOWN and open ones, as many of each where they do not all fit.
+-- The same for some entries of that table: UNKNOWN and open ones, equally many of each if they do not all fit.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -99,7 +99,7 @@ FROM clock LEFT JOIN (
 ORDER BY r.seq DESC;
 
 -- name: scan_open
--- One page of the reaper's walk over what was created since: the records still open, and where the page ended. A record
+-- One page of the reaper's walk over newer records: those still open, and where the page ended. A record
 -- may become visible after a younger one, so the walk stays :lag behind the clock.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
@@ -113,7 +113,7 @@ WHERE page.state IN (1, 2) OR page.seq = (SELECT max(seq) FROM page)
 ORDER BY page.seq;
 
 -- name: turn
--- A worker takes its next turn, and sees what the records need.
+-- Take a worker's next turn, and return what the records need.
 -- include: semel.stores.postgres sql/turn.sql
 turn AS (
     SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock
@@ -130,7 +130,7 @@ SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
 WHERE indrelid = to_regclass('semel_inbox') AND relname = 'semel_inbox_open' AND indisvalid;
 
 -- name: find_lapsed
--- Which of these records, and of those that need attention, have lapsed with an outcome nobody knows: the reaper's work.
+-- The lapsed ones of these records, and of those that need attention, with an unknown outcome: the reaper's work.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -148,7 +148,7 @@ ORDER BY r.lease_until
 LIMIT :limit::bigint;
 
 -- name: keep_horizon
--- Remember how far the walk has come, and the old open records behind it; drop what needs nobody any more.
+-- Remember how far the walk has come, and the old open records behind it; drop entries that no longer need attention.
 WITH kept AS (
     INSERT INTO semel_attention (id) SELECT unnest(:ids::bytea[]) ON CONFLICT (id) DO NOTHING
 ),
@@ -164,7 +164,7 @@ SELECT horizon FROM semel_meta;
 
 -- name: purge
 -- One chunk of the purge's walk in order of creation. Rows that are being written are left to the next walk; open and
--- unknown records have no end and are never met.
+-- unknown records never expire and are never selected.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -191,7 +191,7 @@ SELECT
     (SELECT max(seq) FROM page);
 
 -- name: count_states
--- How many of one page of records stand in each state, and where the page ended. All records in one statement would take
+-- How many of one page of records are in each state, and where the page ended. All records in one statement would take
 -- longer than a call may, once there are some millions.
 WITH page AS MATERIALIZED (
     SELECT seq, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
@@ -214,19 +214,19 @@ SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 10000
 SELECT count(*) FROM pg_class WHERE oid = to_regclass('semel_meta');
 
 -- name: read_meta
--- Who this store is.
+-- This store's identity.
 SELECT store_id, schema_version, epoch, id_format, secret_check FROM semel_meta;
 
 -- name: first_meta
--- Written once, by the first migration.
+-- The first migration writes it once.
 INSERT INTO semel_meta (one, store_id, schema_version, epoch, id_format, secret_check, horizon)
 VALUES (1, :store_id::text, :schema_version::integer, 1, 1, :secret_check::bytea, 0)
 ON CONFLICT (one) DO NOTHING;
 
 -- name: write_schema_version
--- Raised by each later migration.
+-- Each later migration raises it.
 UPDATE semel_meta SET schema_version = :schema_version::integer WHERE schema_version < :schema_version::integer;
 
 -- name: lock_schema
--- Two migrations never cross. Until the transaction's end.
+-- Keep migrations apart, until the transaction's end.
 SELECT pg_advisory_xact_lock(:lock::bigint) IS NULL;

@@ -2,7 +2,7 @@
 -- time.
 
 -- name: relays
--- For how many microseconds a relay of this store is still believed alive; none: no row.
+-- For how many microseconds a relay of this store still counts as alive; without one: no row.
 SELECT lease_until - :now FROM semel_relay WHERE lease_until > :now
 ORDER BY lease_until DESC LIMIT 1;
 
@@ -62,11 +62,11 @@ SELECT
 FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
 
 -- name: records_stretch
--- Where the next so many records end, by their ids; none: there are fewer.
+-- The id where a stretch of records ends; no row: there are fewer.
 SELECT id FROM semel_record WHERE id > :id ORDER BY id LIMIT 1 OFFSET :skipped;
 
 -- name: steps_page
--- What executions without an outcome have recorded, and the requests they are resumed with, of one stretch.
+-- The steps of one stretch's executions without an outcome, and the requests that resume them.
 SELECT id, operation_id, steps, request FROM semel_record
 WHERE id > :id AND id <= :reached AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
@@ -76,7 +76,7 @@ ORDER BY id LIMIT :limit;
 SELECT id, operation_id, steps, request FROM semel_record WHERE id = :id;
 
 -- name: steps_put
--- Write them to the copy of its record, which nobody has taken up yet.
+-- Write them to the copy of its record, which no process has claimed yet.
 UPDATE semel_record SET steps = :steps, request = :request
 WHERE id = :id AND operation_id = :operation_id AND state IN (5, 6);
 

@@ -1,7 +1,7 @@
 -- What `semel move` and `semel export` read and write on PostgreSQL beside records: whole rows, a page at a time.
 
 -- name: tally
--- How much there is of everything, and the last of what is only ever added.
+-- Count the rows of each kind, and find the last of those that are only ever added.
 SELECT
     (SELECT count(*) FROM semel_operation),
     (SELECT count(*) FROM semel_bulk),
@@ -20,7 +20,7 @@ SELECT
     (SELECT coalesce(sum(generation + attempts + submissions), 0)::bigint FROM semel_import);
 
 -- name: relays
--- For how many microseconds a relay of this store is still believed alive; none: no row.
+-- For how many microseconds a relay of this store still counts as alive; without one: no row.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -44,7 +44,7 @@ FROM unnest(:operation_id::bytea[]) AS u (operation_id)
 JOIN semel_operation AS t ON t.operation_id = u.operation_id;
 
 -- name: operations_put
--- Write what outlives its key. One whose business reference another operation holds is not written.
+-- Write operations, except one whose business reference another operation holds.
 INSERT INTO semel_operation (
     operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
     resource_id, error_code, keep_us, created_at, settled_at, forget_after
@@ -147,7 +147,7 @@ FROM unnest(:id::text[]) AS u (id)
 JOIN semel_event AS t ON t.id = u.id::uuid;
 
 -- name: events_put
--- Write events, in their order. One that is there already is only marked as published.
+-- Write events, in their order. An existing one is only marked as published.
 INSERT INTO semel_event (
     id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
     tries, next_at, parked_at, reason, published_at
@@ -184,7 +184,7 @@ FROM unnest(:consumer::text[], :message_id::text[]) AS u (consumer, message_id)
 JOIN semel_inbox AS t ON t.consumer = u.consumer AND t.message_id = u.message_id;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is marked as handled, and until when it is kept.
+-- Write which messages were handled. An existing one is marked as handled, with its time to be kept.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
@@ -203,11 +203,11 @@ WHERE semel_inbox.handled_at IS NULL AND excluded.handled_at IS NOT NULL
 RETURNING 1;
 
 -- name: records_stretch
--- Where the next so many records end, by their ids; none: there are fewer.
+-- The id where a stretch of records ends; no row: there are fewer.
 SELECT id FROM semel_record WHERE id > :id::bytea ORDER BY id LIMIT 1 OFFSET :skipped::bigint;
 
 -- name: steps_page
--- What executions without an outcome have recorded, and the requests they are resumed with, of one stretch.
+-- The steps of one stretch's executions without an outcome, and the requests that resume them.
 SELECT id, operation_id, steps, request FROM semel_record
 WHERE id > :id::bytea AND id <= :reached::bytea AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit::bigint;
@@ -218,7 +218,7 @@ SELECT r.id, r.operation_id, r.steps, r.request
 FROM unnest(:id::bytea[]) AS u (id) JOIN semel_record AS r ON r.id = u.id;
 
 -- name: steps_put
--- Write them to the copies of their records, which nobody has taken up yet.
+-- Write them to the copies of their records, which no process has claimed yet.
 UPDATE semel_record AS r SET steps = u.steps, request = u.request
 FROM unnest(:id::bytea[], :operation_id::bytea[], :steps::bytea[], :request::bytea[])
     AS u (id, operation_id, steps, request)
@@ -381,7 +381,7 @@ FROM unnest(:digest::bytea[]) AS u (sha256)
 JOIN semel_import_blob AS t ON t.sha256 = u.sha256;
 
 -- name: files_put
--- Write which files are kept, behind their parts.
+-- Write which files are kept, after their parts.
 INSERT INTO semel_import_blob (
     sha256, bytes, whole, touched_at
 )

@@ -2,7 +2,7 @@
 -- What SQLite and MariaDB share is in copies.sql.
 
 -- name: tally
--- How much there is of everything, and the last of what is only ever added.
+-- Count the rows of each kind, and find the last of those that are only ever added.
 SELECT
     (SELECT count(*) FROM semel_operation),
     (SELECT count(*) FROM semel_bulk),
@@ -21,7 +21,7 @@ SELECT
     (SELECT coalesce(sum(generation + attempts + submissions), 0) FROM semel_import);
 
 -- name: operations_put
--- Write what outlives its key. One whose business reference another operation holds is not written.
+-- Write operations, except one whose business reference another operation holds.
 INSERT INTO semel_operation (
     operation_id, record_id, tenant, caller, operation, business_ref, ref_id, holds, state, resource_type,
     resource_id, error_code, keep_us, created_at, settled_at, forget_after
@@ -61,7 +61,7 @@ VALUES (
 ON CONFLICT DO NOTHING;
 
 -- name: events_put
--- Write events, in their order. One that is there already is only marked as published.
+-- Write events, in their order. An existing one is only marked as published.
 INSERT INTO semel_event (
     id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
     tries, next_at, parked_at, reason, published_at
@@ -81,7 +81,7 @@ FROM semel_inbox WHERE (consumer, message_id) > (:consumer, :message_id)
 ORDER BY consumer, message_id LIMIT :limit;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is marked as handled, and until when it is kept.
+-- Write which messages were handled. An existing one is marked as handled, with its time to be kept.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
@@ -153,7 +153,7 @@ VALUES (
 ON CONFLICT DO NOTHING;
 
 -- name: files_put
--- Write which files are kept, behind their parts.
+-- Write which files are kept, after their parts.
 INSERT INTO semel_import_blob (
     sha256, bytes, whole, touched_at
 )

@@ -5,7 +5,7 @@
 -- A packed list (steps/rules.py), whole with each write; of another generation it means nothing.
 ALTER TABLE semel_record ADD COLUMN steps BLOB;
 
--- === operations: what was executed, under a name of the business, for longer than any key ===
+-- === operations: executions under business names, remembered for longer than any key ===
 CREATE TABLE semel_operation (
     operation_id  BLOB    NOT NULL PRIMARY KEY,  -- UUIDv7
     record_id     BLOB    NOT NULL,              -- of the key that it was asked for with
@@ -31,20 +31,20 @@ CREATE INDEX semel_operation_ref ON semel_operation (ref_id, operation_id) WHERE
 
 CREATE INDEX semel_operation_record ON semel_operation (record_id);
 
--- === reconciliations: how often it was asked what became of an UNKNOWN record, and who asks now ===
+-- === reconciliations: how often reconcilers asked about an UNKNOWN record, and which one asks now ===
 CREATE TABLE semel_reconciliation (
     record_id   BLOB    NOT NULL PRIMARY KEY,
     fence       INTEGER NOT NULL,                -- of the record that was asked about: another one begins anew
     asked       INTEGER NOT NULL,
     next_at     INTEGER NOT NULL,
-    token       BLOB    NOT NULL,                -- of whoever asks
+    token       BLOB    NOT NULL,                -- of the worker that asks
     lease_until INTEGER NOT NULL,
     gave_up_at  INTEGER,                         -- an operator must find out
     reason      TEXT    NOT NULL,
     updated_at  INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- === events: the outbox, written in the transaction of what they tell ===
+-- === events: the outbox, written in the transaction of the change that they report ===
 -- The columns id to payload are those that Debezium's outbox event router reads by default.
 CREATE TABLE semel_event (
     seq           INTEGER PRIMARY KEY,

@@ -13,7 +13,7 @@ PRAGMA synchronous;
 PRAGMA quick_check(1);
 
 -- name: overdue
--- What a purge should have taken long ago: how many records, how many answers, and the oldest such time.
+-- What is overdue for the purge: how many records, how many answers, and the oldest such time.
 SELECT
     count(CASE WHEN forget_after <= :by THEN 1 END),
     count(CASE WHEN forget_after > :by THEN 1 END),

@@ -1,7 +1,7 @@
 -- Every statement of the SQLite store, by name. Values are always parameters; every write of a
 -- holder names the version of the row that it saw, fence and nonce first; every list has a limit and an order.
--- SQLite uses a partial index only where its condition is repeated. That of open records has one of two: see
--- migrations/0001_first.sql. `state = 2` implies the second one.
+-- SQLite uses a partial index only if a statement repeats its condition. The index of open records has one of two
+-- conditions: see migrations/0001_first.sql. `state = 2` implies the second one.
 
 -- name: read_record
 -- The whole record of one id, columns in the order of model.Record.
@@ -15,10 +15,10 @@ FROM semel_record
 WHERE id = :id;
 
 -- name: find_kept_answer
--- What a replay needs of the record of one id. The last column is NULL where a column holds what no store writes, by the
--- rules of core/record.is_sound; else it is the texts that are not asked for, so that its reader decodes them. It
--- has a short name because Python's sqlite3 decodes the name of each column at each execution: else this one's is its
--- whole expression.
+-- The columns that a replay needs of one record. The last column is NULL if any column has an invalid value, by the
+-- rules of core/record.is_sound; otherwise it holds the texts that are not selected, so that its reader decodes them.
+-- It has a short name because Python's sqlite3 decodes each column's name at each execution, and without one the name
+-- is the whole expression.
 SELECT
     fingerprint, recipe, answer_kind, id, format, state, answer_until, operation_id, answer_digest, status,
     headers, body,
@@ -74,7 +74,7 @@ ORDER BY seq DESC
 LIMIT 1;
 
 -- name: insert_claim
--- Reserve a key that was never seen. Changes no row where the key is known: then read it and decide.
+-- Reserve a new key. Changes no row if the key is known: then read its record and decide.
 INSERT INTO semel_record (
     id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
     holder, attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until,
@@ -88,8 +88,8 @@ INSERT INTO semel_record (
 ON CONFLICT (id) DO NOTHING;
 
 -- name: settle
--- The holder settles its open record. Changes no row for a holder whose fence or nonce is no longer
--- the record's, or whose record is no longer open: then read it and decide.
+-- Settle the holder's open record. Changes no row if the fence or nonce is no longer the record's, or the record is no
+-- longer open: then read it and decide.
 UPDATE semel_record SET
     state = :state,
     settled_at = :now,
@@ -109,7 +109,7 @@ UPDATE semel_record SET
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
 -- name: settle_answered
--- The same for an answer that is kept, and nothing besides: for many at a time, each of another record.
+-- The same for a kept answer and nothing else: many at a time, each of another record.
 UPDATE semel_record SET
     state = :state,
     settled_at = :now,
@@ -129,8 +129,8 @@ UPDATE semel_record SET
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
 -- name: write_record
--- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps where
--- the grant depends on it (empty for none).
+-- Replace every column that may change, by compare-and-set on the version that was read, and on its list of steps if
+-- the grant depends on it (empty: none).
 UPDATE semel_record SET
     recipe = :recipe, fingerprint = :fingerprint, state = :state, effects = :effects, fence = :fence,
     nonce = :nonce, holder = :holder, attempt = :attempt, lapses = :lapses, generation = :generation,
@@ -147,8 +147,8 @@ WHERE id = :id AND fence = :seen_fence AND nonce = :seen_nonce AND state = :seen
     AND (:seen_steps IS NULL OR coalesce(steps, x'') = :seen_steps);
 
 -- name: find_records
--- A page for operators, newest first, without headers and bodies; seq is the page's cursor. Without one it is the
--- greatest number, not an OR: that would look at everything before the page again.
+-- A page for operators, newest first, without headers and bodies; seq is the page's cursor. No cursor is the greatest
+-- number, not an OR, which would read everything before the page again.
 SELECT
     seq,
     id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce,
@@ -167,7 +167,7 @@ ORDER BY seq DESC
 LIMIT :limit;
 
 -- name: count_listed
--- How many records are open or unknown: so many at most.
+-- Count the open or unknown records, up to a limit.
 SELECT count(*) FROM (SELECT 1 FROM semel_record WHERE state IN (1, 2, 6) AND (state = 1 OR state = 2 OR state = 6) LIMIT :look);
 
 -- name: read_newest
@@ -195,7 +195,7 @@ ORDER BY seq DESC
 LIMIT :limit;
 
 -- name: turn
--- A worker whose turn has come sees what the records need.
+-- For a worker whose turn has come: what the records need.
 -- include: semel.stores.sqlite sql/turn.sql
 ;
 
@@ -222,7 +222,7 @@ UPDATE semel_record SET answer_kind = 2, headers = NULL, body = NULL
 WHERE seq = :seq AND answer_until = :answer_until AND answer_kind IN (1, 3);
 
 -- name: forget
--- The tombstone's retention is over. Open and unknown records have no such end and are never met here.
+-- The tombstone's retention is over. Open and unknown records never expire and are never selected here.
 DELETE FROM semel_record
 WHERE seq = :seq AND forget_after = :forget_after;
 
@@ -231,24 +231,24 @@ WHERE seq = :seq AND forget_after = :forget_after;
 SELECT state FROM semel_record WHERE id = :id;
 
 -- name: read_quota
--- What one caller has taken of a quota. Read inside the writer's lock, in the transaction that takes the next place.
+-- One caller's usage of a quota. Read inside the writer's lock, in the transaction that takes the next place.
 SELECT slice, slice_us, counts, listed FROM semel_quota WHERE id = :id;
 
 -- name: write_quota
--- What one caller has taken, with the place of the record that this transaction inserts.
+-- Write one caller's usage, with the place of the record that this transaction inserts.
 INSERT INTO semel_quota (id, slice, slice_us, counts, listed) VALUES (:id, :slice, :slice_us, :counts, :listed)
 ON CONFLICT (id) DO UPDATE SET
     slice = excluded.slice, slice_us = excluded.slice_us, counts = excluded.counts, listed = excluded.listed;
 
 -- name: old_quotas
--- Of whom no new key counts any more; what they have listed may still be open.
+-- Callers of whom no new key counts any more; their listed records may still be open.
 SELECT id, slice, slice_us, counts, listed FROM semel_quota
 WHERE (slice + 21) * slice_us <= :now
 ORDER BY id
 LIMIT :limit;
 
 -- name: forget_quota
--- Nothing of it counts.
+-- Drop a usage that no longer counts.
 DELETE FROM semel_quota WHERE id = :id;
 
 -- name: has_quotas
@@ -260,7 +260,7 @@ SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'semel_quota'
 SELECT count(*) FROM sqlite_master WHERE type = 'index' AND name = 'semel_inbox_open';
 
 -- name: count_states
--- How many records stand in each state.
+-- How many records are in each state.
 SELECT state, count(*) FROM semel_record GROUP BY state ORDER BY state;
 
 -- name: write_audit
@@ -281,15 +281,15 @@ LIMIT :limit;
 SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'semel_meta';
 
 -- name: read_meta
--- Who this store is.
+-- This store's identity.
 SELECT store_id, schema_version, epoch, id_format, secret_check FROM semel_meta;
 
 -- name: first_meta
--- Written once, by the first migration.
+-- The first migration writes it once.
 INSERT INTO semel_meta (one, store_id, schema_version, epoch, id_format, secret_check)
 VALUES (1, :store_id, :schema_version, 1, 1, :secret_check)
 ON CONFLICT (one) DO NOTHING;
 
 -- name: write_schema_version
--- Raised by each later migration.
+-- Each later migration raises it.
 UPDATE semel_meta SET schema_version = :schema_version WHERE schema_version < :schema_version;

@@ -1,6 +1,6 @@
--- What a worker sees of the records whose turn has come: the beginning of each statement `turn`. Its next turn is in a
--- file beside the database (stores/sqlite/turns.py). By the small index of open records: when the first of them will
--- lapse, since when the first one waits for a completer, and whether one is UNKNOWN. There is no page to read.
+-- What a worker whose turn has come sees of the records: the beginning of each statement `turn`. Its next turn is in a
+-- file beside the database (stores/sqlite/turns.py). By the small index of open records: when the first one will lapse,
+-- since when the first one has waited for a completer, and whether one is UNKNOWN. There is no page to read.
 SELECT
     :now,
     :mine,
