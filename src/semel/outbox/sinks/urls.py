@@ -1,4 +1,4 @@
-"""From a URL to a sink. Nothing is connected here, and only the client that is needed is loaded."""
+"""Sinks by URL. Connects nothing, and imports only the client that the URL needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def connect_sink(url: str) -> Sink:
     try:
         parts = urlsplit(url)
         _ = parts.port if "," not in parts.netloc else None
-    except ValueError:  # whose words may hold a part of the password
+    except ValueError:  # hide the cause: its text may hold a part of the password
         raise UrlError(
             "the sink's URL cannot be understood: write SCHEME://HOST:PORT, an IPv6 address in [ ], and percent-encode "
             "'/', '?', '#', '@' and ':' in its user and password"
