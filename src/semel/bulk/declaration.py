@@ -315,7 +315,7 @@ def check_detail(detail: object) -> None:
 
 
 def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
-    """The outcome of an atomic item whose handler raised; whether it raised ItemFailed; whether it may have written."""
+    """Return an atomic item's outcome after an exception, whether that is sure, and whether it may have written."""
     if isinstance(error, ItemFailed):
         return _failure_outcome(listed, error), True, error.written
     outcome = listed.as_failed(type(error).__name__)

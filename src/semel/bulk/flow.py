@@ -329,7 +329,7 @@ def _commit(
 ) -> Flow[None]:
     ledger = run.known
     if ledger is not None and not (yield from ask(Within(unit, "bulk", lambda: ledger.note(page, outcomes)))):
-        raise StoreUnavailable("another list claimed one of the items first")  # looked at again: known by then
+        raise StoreUnavailable("another list claimed one of the items first")  # read again: it is known by then
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
@@ -354,7 +354,7 @@ def _commit(
 
 
 def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
-    """An item has failed, and its chunk was undone: those before it are done over, and it is done alone or failed."""
+    """Cut at an item that failed; its chunk was undone. Repeat the earlier items; retry it alone, or fail it."""
     cut.exact = True
     if handled.blurred:
         return

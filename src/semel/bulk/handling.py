@@ -89,7 +89,7 @@ class Handling:
             try:
                 returned = yield CallHandler(make_item(listed, self.scope, self.grant, connection))
                 outcomes.append(self._cover(success_outcome(listed, returned)))
-            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
+            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; an error for all is raised
                 ended = left_by(self.backend, outcomes, listed, error, self._cover)
                 if ended is not None:
                     return ended

@@ -191,7 +191,7 @@ def parse_request(
 def _counted_parts(
     read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None, mount: str
 ) -> Mapping[str, str]:
-    """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
+    """Return what counts of a request's head: as for any command, but a list is the same in both forms."""
     counts = {f"path.{name}": value for name, value in params}
     counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if path is not None:

@@ -235,7 +235,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
         raise BulkRefused(place, None, "it is not a JSON value in UTF-8, or repeats a member")
     if member is None or not canonical.startswith(b"{"):
         return NamedItem(canonical, None)
-    given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
+    given = json.loads(canonical, parse_int=str).get(member)  # keep the digits: an int cannot have thousands
     if given is None:
         return NamedItem(canonical, None)
     return NamedItem(canonical, _client_id(given, place, member))

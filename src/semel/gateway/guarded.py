@@ -67,7 +67,7 @@ class Guarded:
 
     @property
     def lenient_pattern(self) -> str:
-        """The same for a path in its normal spelling (semel.http.spelling), which a lenient service may take for it."""
+        """The same for a path's normal spelling (semel.http.spelling), which a lenient service may accept."""
         parts = []
         for part in self.path.split("/"):
             parts += [part.casefold()] if _HOLE.search(part) else normal_segments(part)

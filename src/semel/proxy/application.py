@@ -73,7 +73,7 @@ class Front:
                 _reset(send)
 
     def declares(self, method: str, path: str) -> bool:
-        """Whether a request is a declared operation, or spelled so that a lenient service could take it for one."""
+        """Return whether a request is a declared operation, or a spelling that a lenient service could accept."""
         raise NotImplementedError
 
     def _refusal(self, scope: Scope) -> Answer | None:

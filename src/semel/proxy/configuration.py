@@ -24,7 +24,7 @@ GRACE_SECONDS: Final = 60  # for running requests, once the proxy is asked to en
 NOT_RUN: Final = frozenset({401, 403, 425, 429})  # with these statuses, any service says that it has not begun
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
-KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
+KEYED: Final = "semel.keyed"  # in a command's scope: a gate has checked its key, and its upstream supports keys
 _MARGIN_SECONDS: Final = 10.0  # added to the upstream's time for a command's deadline
 _LEASE_SECONDS: Final = Policy().lease_seconds
 _TENANT: Final = "proxy"
@@ -151,7 +151,7 @@ def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
 
 
 def _not_run(where: str, table: Mapping[str, Any]) -> frozenset[int]:
-    """The statuses that prove that the service did nothing. A 408 proves it only for a known service."""
+    """Read ``not_run``, the statuses that prove that nothing was done. A 408 proves it only for a known service."""
     given = table.get("not_run", NOT_RUN)
     if not isinstance(given, list | frozenset) or not all(type(each) is int and 400 <= each <= 599 for each in given):
         raise ConfigurationError(

@@ -285,8 +285,8 @@ class _Passing:
     """One answer on its way back.
 
     ``started`` turns true with its head; the client may take ``seconds`` for each piece. ``busy_seconds``: the answer
-    was not forwarded, because the upstream still works on an earlier attempt of the command of ``permit``; the client
-    may retry after that time. ``operations`` is the path below which the proxy itself serves the status of commands.
+    was not forwarded, because the upstream still works on an earlier attempt of the command of ``permit``; ask it again
+    after that time. ``operations`` is the path below which the proxy itself serves the status of commands.
     """
 
     def __init__(self, send: Send, seconds: float, permit: Permit | None = None, operations: str = "") -> None:
