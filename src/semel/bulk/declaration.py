@@ -177,7 +177,7 @@ class BulkPolicy:
 
     @property
     def list_terms(self) -> ListTerms:
-        """Return the limits of a list."""
+        """The limits of a list."""
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
     def command(

@@ -114,7 +114,7 @@ class ListForm(NamedTuple):
 
     @property
     def read_max(self) -> int:
-        """Return the number of body bytes to read: a list over the limit may be the retry of a known one."""
+        """The number of body bytes to read: a list over the limit may be the retry of a known one."""
         return max(self.body_bytes_max, RETRY_BYTES_MAX)
 
     def refuse_size(self, size: int) -> BulkRefused | None:

@@ -121,7 +121,7 @@ class Front:
 
     @property
     def drain_seconds(self) -> int:
-        """Return the longest time that the process may take to end."""
+        """The longest time that the process may take to end."""
         return GRACE_SECONDS + int(self.command_seconds) + _ENDS_SECONDS
 
     async def drain(self) -> None:

@@ -143,7 +143,7 @@ class Named(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the record's name in the pages' forms."""
+        """The record's name in the pages' forms."""
         return f"{self.database}:{uuid_text(self.record.operation_id)}"
 
     @property

@@ -235,7 +235,7 @@ class DjangoCall(InsideCall):
 
     @property
     def may_drain(self) -> bool:
-        """Return whether a view is still run to its end after its client disconnected."""
+        """Whether a view is still run to its end after its client disconnected."""
         assert self.capture is not None
         assert self.permit is not None
         return not self.capture.endless and time.monotonic() < self.permit.deadline_monotonic

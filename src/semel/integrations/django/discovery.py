@@ -30,7 +30,7 @@ class View(NamedTuple):
 
     @property
     def is_repeated(self) -> bool:
-        """Return whether its path is another view's path plus the format of the answer."""
+        """Whether its path is another view's path plus the format of the answer."""
         return self.path.rstrip("/").endswith(_FORMAT)
 
 

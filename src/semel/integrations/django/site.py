@@ -167,7 +167,7 @@ class Site:
 
     @property
     def surface_options(self) -> dict[str, Any]:
-        """Return a surface's options from the settings; if those are wrong, every request raises the error."""
+        """A surface's options from the settings; if those are wrong, every request raises the error."""
         if self.wrong is not None:
             return {"caller": self._refuse}
         return {"caller": self._caller, **self._options}

@@ -34,7 +34,7 @@ class WsgiTarget:
         return self.found.find(request.method, request.path.partition("?")[0])
 
     async def open(self) -> None:
-        """Have threads; a WSGI application has no lifespan."""
+        """Start the threads; a WSGI application has no lifespan."""
         self._threads.open()
 
     async def close(self) -> None:
