@@ -154,7 +154,7 @@ class Bulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """The progress of a bulk, even while another process runs it; None if there is none.
+        """Return the progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 

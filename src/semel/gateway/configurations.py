@@ -74,7 +74,7 @@ class Edge:
         """Return a refusal's document, without characters that are special in configurations."""
         text = refusal(kind, self.problems)[1].decode("ascii")
         if set("'\\`$") & set(text):
-            raise ConfigurationError("type_base holds a quote, a backslash or a dollar: no configuration can repeat it")
+            raise ConfigurationError("type_base holds a quote, a backslash or a dollar: no configuration can hold it")
         return text
 
     def about(self, mark: str, *lines: str) -> str:

@@ -44,7 +44,7 @@ def enter(
     # The message may have killed its worker each time; or the broker also counts deliveries that found the store
     # unreachable, or another worker busy with it. No worker has it now. Count this try before it begins, so that a
     # try whose worker dies counts.
-    reason = f"delivered {deliveries} times, and no worker came to its end"
+    reason = f"delivered {deliveries} times, and no worker finished it"
     if seen is not None and seen.tries >= tries_max:
         parked: Seen = yield from ask(
             Perform("inbox", lambda: rows.note_failure(message_id, reason, tries_max, step=0))

@@ -436,7 +436,7 @@ def _require_receipt(met: Receipt | None) -> Receipt:
 
 def _require_end(message_id: str, receipt: Receipt) -> Receipt:
     if receipt is Receipt.BUSY:
-        raise InProgressError(f"another worker is at message {message_id}; deliver it again later")
+        raise InProgressError(f"another worker is handling message {message_id}; deliver it again later")
     return receipt
 
 

@@ -29,7 +29,7 @@ class Receipt(Enum):
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # it was handled before; nothing was done again
     PARKED = "parked"  # it failed too often, now or before; an operator has it
-    BUSY = "busy"  # another worker is at it: deliver it again later
+    BUSY = "busy"  # another worker is handling it: deliver it again later
 
 
 class Seen(NamedTuple):
@@ -104,7 +104,7 @@ class InboxRows:
         return {"consumer": self._consumer, "message_id": message_id, **more}
 
     def look(self, message_id: str) -> Flow[Seen | None]:
-        """The recorded state of a message; None if it is new."""
+        """Return the recorded state of a message; None if it is new."""
         rows = yield from self._dialect.rows(self._sql["look"], self._params(message_id))
         if not rows:
             return None

@@ -217,7 +217,7 @@ class Idempotent(FieldExtension):
         default = parameters[self._path.root].default
         if default not in (inspect.Parameter.empty, None, UNSET):
             raise ConfigurationError(
-                f"{called}: {self._path.root} has a default, so that all who send no key would share it; let the "
+                f"{called}: {self._path.root} has a default, so that all calls without a key would share it; let the "
                 "default be None, or have none"
             )
 

@@ -34,7 +34,7 @@ class Batch:
             self._chains.setdefault(_about(each), deque()).append(each)
 
     def wave(self) -> list[Waiting]:
-        """The events that may be sent now: the next of each aggregate. Empty at the end."""
+        """Return the events that may be sent now: the next of each aggregate. Empty at the end."""
         return [chain[0] for chain in self._chains.values()]
 
     def mark_arrived(self, event: Waiting) -> None:

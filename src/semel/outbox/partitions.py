@@ -120,7 +120,7 @@ class Partitions:
         return _sinks_of(cast(str, holder) for (holder,) in rows)
 
     def free(self) -> Flow[int]:
-        """The number of partitions that no relay holds."""
+        """Return the number of partitions that no relay holds."""
         [(partitions,)] = yield from self._dialect.rows(self._sql["free"], {})
         return cast(int, partitions)
 

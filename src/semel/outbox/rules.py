@@ -145,13 +145,13 @@ def payload_bytes(topic: str, payload: Any) -> tuple[bytes, str]:
     except (TypeError, ValueError, RecursionError) as error:
         raise PolicyError(
             f"the payload of the event {topic!a} cannot be written ({error.__class__.__name__}: {error!s:.200}); "
-            "give bytes, a text, or what JSON can say: dicts with text keys, lists, texts, finite numbers, True, False "
+            "give bytes, a text, or a JSON value: dicts with text keys, lists, texts, finite numbers, True, False "
             "and None"
         ) from None
     if len(raw) > PAYLOAD_BYTES_MAX:
         raise PolicyError(
             f"the payload of the event {topic!a} has {len(raw)} bytes, and an event takes {PAYLOAD_BYTES_MAX}; "
-            "store it, and send where it is"
+            "store it elsewhere, and send a reference to it"
         )
     return raw, content_type
 

@@ -17,8 +17,8 @@ INSERT INTO semel_bulk (
 ON DUPLICATE KEY UPDATE total = total;
 
 -- name: put_items
--- Write items' outcomes or beginnings from one JSON array: units take one statement at a time, and a row each would be a
--- round trip each. A known outcome stays; `state` is written last, since the other columns depend on it.
+-- Write items' outcomes or beginnings from one JSON array: units take one statement at a time, and a row each would be
+-- a round trip each. A known outcome stays; `state` is written last, since the other columns depend on it.
 INSERT INTO semel_item (
     operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
 )

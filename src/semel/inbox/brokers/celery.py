@@ -108,7 +108,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         if receipt is Receipt.HANDLED:
             return results[0]
         if receipt is Receipt.BUSY:
-            return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
+            return self._again(id, StoreError(f"another worker is handling message {id}"), busy=True)
         if receipt is Receipt.PARKED and failures:
             raise _failure_of(failures[0], id)  # Celery learns that it failed, and acknowledges it
         if self.request.called_directly:

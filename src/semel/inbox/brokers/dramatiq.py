@@ -123,7 +123,7 @@ class InboxMiddleware(Middleware):
                 return results[0]
             if receipt is Receipt.BUSY:
                 log_busy(str(id))
-                raise Retry("another worker is at it", delay=self._busy_ms)
+                raise Retry("another worker is handling it", delay=self._busy_ms)
             if sent is None:
                 return None  # called directly: the caller has more to do, and is no duplicate
             raise SkipMessage(f"the message is {receipt.value}")

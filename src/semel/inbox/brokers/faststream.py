@@ -133,7 +133,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
 
 
 def _count_deliveries(raw: Any) -> int:
-    """The number of deliveries, if the broker reports it."""
+    """Return the number of deliveries, if the broker reports it."""
     if _is_of_jetstream(raw):
         return int(raw.metadata.num_delivered)
     headers = getattr(raw, "headers", None)

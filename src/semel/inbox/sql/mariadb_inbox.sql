@@ -27,7 +27,7 @@ ON DUPLICATE KEY UPDATE
     parked_at = IF(handled_at IS NULL AND parked_at IS NULL AND tries >= :tries_max, :now, parked_at);
 
 -- name: standing
--- Count messages that were tried and not handled, and parked ones, with the first parking. Reads only those, by their index.
+-- Count tried, unhandled messages and the parked ones, with the first parking. Reads only those, by their index.
 SELECT :now, COUNT(*) - COUNT(parked_at), COUNT(parked_at), MIN(parked_at)
 FROM semel_inbox WHERE handled_at IS NULL;
 

@@ -30,7 +30,7 @@ WHERE consumer = :consumer::text AND message_id = :message_id::text AND handled_
 RETURNING 1;
 
 -- name: prove
--- The last statement: unless the row is this transaction's own it divides by zero, so that the server refuses the commit.
+-- The last statement: unless the row is this transaction's own it divides by zero, so that no commit is possible.
 SELECT 1 / count(*) FROM semel_inbox
 WHERE consumer = :consumer::text AND message_id = :message_id::text AND handled_at IS NOT NULL
     AND xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text;
@@ -71,7 +71,7 @@ WHERE handled_at IS NULL AND (:parked::integer = 0 OR parked_at IS NOT NULL)
 ORDER BY consumer, message_id LIMIT :limit::bigint;
 
 -- name: standing
--- Count messages that were tried and not handled, and parked ones, with the first parking. Reads only those, by their index.
+-- Count tried, unhandled messages and the parked ones, with the first parking. Reads only those, by their index.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

@@ -26,7 +26,7 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
 WHERE semel_inbox.handled_at IS NULL AND semel_inbox.parked_at IS NULL;
 
 -- name: standing
--- Count messages that were tried and not handled, and parked ones, with the first parking. Reads only those, by their index.
+-- Count tried, unhandled messages and the parked ones, with the first parking. Reads only those, by their index.
 SELECT :now, count(*) - count(parked_at), count(parked_at), min(parked_at)
 FROM semel_inbox WHERE handled_at IS NULL;
 

@@ -152,7 +152,7 @@ def _failure(failed: dict[str, Any] | None) -> Reply:
 
 
 def sqs_sink(url: SplitResult, options: dict[str, str]) -> SqsSink:
-    """The sink of ``sqs://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE``: the queue's URL, with another scheme.
+    """Return the sink of ``sqs://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE``: the queue's URL, with another scheme.
 
     ``?region=`` if the host does not contain it, ``?tls=no`` for a server of your own on http.
     """

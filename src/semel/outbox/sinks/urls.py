@@ -37,7 +37,7 @@ def _is_address(address: str) -> bool:
 
 
 def connect_sink(url: str) -> Sink:
-    """The sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, sqs://, https://,
+    """Return the sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, sqs://, https://,
     python:MODULE:FUNCTION.
 
     Raises UrlError, naming what is wrong with it, and ConfigurationError where its client is not installed.

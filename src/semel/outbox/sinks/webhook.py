@@ -230,7 +230,7 @@ class _Backend(httpcore.AsyncNetworkBackend):
         return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        raise AddressRefused("a webhook goes to no socket of this machine")
+        raise AddressRefused("a webhook cannot go to a Unix socket of this machine")
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)
@@ -270,7 +270,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def webhook_sink(url: SplitResult, options: dict[str, str]) -> WebhookSink:
-    """The sink of ``https://shop.example/hooks?private=yes``, signed with ``$SEMEL_WEBHOOK_SECRET``."""
+    """Return the sink of ``https://shop.example/hooks?private=yes``, signed with ``$SEMEL_WEBHOOK_SECRET``."""
     if not url.hostname:
         raise UrlError(f"{url.scheme}:// needs a host, such as https://shop.example/hooks")
     private = options.pop("private", "no")

@@ -36,8 +36,8 @@ WHERE p.earlier < :bytes
 ORDER BY e.seq;
 
 -- name: due_past
--- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate, but not
--- earlier ones. One scan over all unpublished events, in each aggregate's order, whatever the planner estimates.
+-- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate,
+-- not earlier ones. One scan over all unpublished events in each aggregate's order, whatever the planner estimates.
 WITH walked AS (
     SELECT
         seq, parked_at,

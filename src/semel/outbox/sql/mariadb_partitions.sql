@@ -18,8 +18,8 @@ UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + 
 WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
 
 -- name: turn
--- An idle relay takes its next turn, for the workers beside it too, and learns whether any event may be published (as due
--- in mariadb_events.sql), how full the outbox is, and which relays there are (as registered in partitions.sql).
+-- Take an idle relay's turn, also for the workers beside it: read whether any event is due (as in mariadb_events.sql),
+-- the outbox's depth and the relays (as `registered` in partitions.sql).
 -- include: semel.stores.mariadb sql/turn.sql
     , EXISTS (
         SELECT 1 FROM semel_event AS e

@@ -59,8 +59,8 @@ WHERE p.before < :bytes::bigint
 ORDER BY e.seq;
 
 -- name: due_past
--- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate, but not
--- earlier ones. One scan over all unpublished events, in each aggregate's order, whatever the planner estimates.
+-- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate,
+-- not earlier ones. One scan over all unpublished events in each aggregate's order, whatever the planner estimates.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),

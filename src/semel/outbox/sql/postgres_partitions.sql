@@ -98,8 +98,8 @@ SELECT count(*) FROM semel_lane, clock WHERE lease_until <= clock.now;
 SELECT pg_notify('semel_event', 'all');
 
 -- name: turn
--- An idle relay takes its next turn, for the workers beside it too, and learns whether any event may be published (as due
--- in postgres_events.sql), how full the outbox is, and which relays there are (as registered). If it listens, it says so until after its next turn.
+-- Take an idle relay's turn, also for the workers beside it: read whether any event is due (as in postgres_events.sql),
+-- the outbox's depth and the relays (as `registered`). A listening relay stays registered until after its next turn.
 -- include: semel.stores.postgres sql/turn.sql
 turn AS MATERIALIZED (
     SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock

@@ -18,8 +18,8 @@ UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + 
 WHERE lane IN (SELECT lane FROM semel_lane WHERE lease_until <= :now ORDER BY lane LIMIT :limit);
 
 -- name: turn
--- An idle relay whose turn has come learns, for the workers beside it too, whether any event may be published (as due in
--- sqlite_events.sql), how full the outbox is, and which relays there are (as registered in partitions.sql).
+-- Read for an idle relay's turn, also for the workers beside it, whether any event is due (as in sqlite_events.sql),
+-- the outbox's depth and the relays (as `registered` in partitions.sql).
 -- include: semel.stores.sqlite sql/turn.sql
     , EXISTS (
         SELECT 1 FROM semel_event AS e

@@ -30,7 +30,7 @@ class WsgiTarget:
         self._threads = Threads()
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """The declared operation of a request."""
+        """Return the declared operation of a request."""
         return self.found.find(request.method, request.path.partition("?")[0])
 
     async def open(self) -> None:
