@@ -73,7 +73,7 @@ def item_document(outcome: ItemOutcome) -> dict[str, Any]:
 class Done:
     """A handler's result for an item that succeeded; a plain text is its ``result_id``.
 
-    Parameters: ``result_id`` the id of the result; ``target_id`` of the object it changed; ``detail`` the application's
+    Parameters: ``result_id`` the id of the result; ``target_id`` of the changed object; ``detail`` the application's
     bytes.
     """
 

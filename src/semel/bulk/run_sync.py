@@ -187,8 +187,7 @@ class Bulk:
             after = page[-1].place
 
     def retryable(self, operation_id: str, items: Source) -> Iterator[Any]:
-        """Return the items that failed and may be retried, for a new bulk under a new key; ``items`` is the bulk's
-        list.
+        """Return those of the bulk's ``items`` that failed and may be retried, for a new bulk under a new key.
 
         They are Python values, or JSON (bytes) if a whole number has too many digits for an int. Raises BulkRefused if
         ``items`` is not the bulk's list.

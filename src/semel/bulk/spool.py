@@ -34,8 +34,7 @@ class ItemSpool:
     def __init__(self, terms: ListTerms, failed: Collection[int] = ()) -> None:
         """``failed``: places whose items the limits refused when the list was first read.
 
-        A list that breaks a limit (``refusal``) is still read, up to a bound: it may have been accepted under former
-        limits.
+        A list that breaks a limit (``refusal``) is still read, up to a bound: former limits may have allowed it.
         """
         self._terms = terms
         self._failed = failed

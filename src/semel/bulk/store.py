@@ -74,8 +74,7 @@ class Items:
         return (yield from self.standing(grant))
 
     def enter(self, grant: Grant, was: Tally, now: Tally) -> Flow[bool]:
-        """Write the counters first in a chunk's transaction: an early commit then leaves more counted than stored
-        items.
+        """Write the counters first in a chunk's transaction, so that an early commit leaves a visible mismatch.
 
         False if the bulk is not where the caller expects it, or has another holder.
         """

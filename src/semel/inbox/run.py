@@ -243,7 +243,7 @@ class Inbox(_Inbox):
     def within(self, connection: Any, message_id: str) -> Iterator[Message]:
         """Join your own transaction: ``with inbox.within(session, id) as message: if message.receipt is None: ...``.
 
-        You commit or roll back; after a failure and its rollback, :meth:`note_failure` counts it. Raises JoinRefused,
+        You commit or roll back; after the rollback :meth:`note_failure` counts a failure. Raises JoinRefused,
         StoreError.
         """
         joined = Begin(lambda: self._backend.join(connection))

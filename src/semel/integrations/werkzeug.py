@@ -38,8 +38,7 @@ WHO: Final = (
 def check_routes(app: Any, plain: Mapping[int, tuple[Any, str]], declared: Mapping[str, Any]) -> None:
     """Refuse an application that would not be protected as declared; let the path count if several lead to a view.
 
-    Parameters: ``plain`` the undecorated views, by their identity; ``declared`` the operations of the application, by
-    name.
+    Parameters: ``plain`` the undecorated views, by identity; ``declared`` the application's operations, by name.
 
     Raises ConfigurationError for a decorator above the route, or a command that GET leads to.
     """

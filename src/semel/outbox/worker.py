@@ -291,7 +291,7 @@ class Relay:
     def _refusal(self, each: Waiting) -> Refused | None:
         """Return why an event must not reach the sink: damaged, endpoint disabled, or a copy for an unknown receiver.
 
-        The sink would publish such a copy as an event of its own, under the copy's id, and the receiver would never get
+        The sink would publish such a copy as an event of its own, under its own id, and its receiver would never get
         it.
         """
         if each.damage is not None:

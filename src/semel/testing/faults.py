@@ -283,8 +283,7 @@ class FaultyBackend:
     def bury(self, engine: Engine | None = None) -> None:
         """Do what the operating system does after a death: end open transactions, close files, end threads.
 
-        Parameters: ``engine`` that ran on this backend in threads: without it, its upkeep thread stays blocked for
-        ever.
+        Parameters: ``engine`` that ran on this backend in threads: without it, its upkeep stays blocked for ever.
         """
         self.faults.rest()
         for unit in self.units:

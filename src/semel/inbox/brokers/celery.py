@@ -31,7 +31,7 @@ def inbox_task(inbox: Inbox, *, id_of: Callable[..., str] | None = None, retry_s
 
     Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's.
 
-    Raises ConfigurationError, when the app is finalized, if a task has another acknowledgement setting, or is no plain
+    Raises ConfigurationError, when the app is finalized, if a task sets its own acknowledgement or is no plain
     function.
 
         @app.task(base=inbox_task(inbox))

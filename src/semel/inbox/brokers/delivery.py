@@ -37,8 +37,7 @@ class Deliveries:
         None: not yet, without a fault of the message: the store is unavailable, or another worker handles it. If this
         worker itself retries, it must pass a first delivery: otherwise the inbox would count each retry.
 
-        Parameters: ``unnamed`` is the reason why the message has no proper id (:func:`find_id`): the delivery fails
-        with it.
+        Parameters: ``unnamed`` is the reason why the message has no id (:func:`find_id`): the delivery fails with it.
 
         Raises ConfigurationError if every message would fail in this way.
         """

@@ -60,8 +60,7 @@ def signature(secret: bytes, id: str, timestamp: int, body: bytes) -> str:
 
 
 def secrets_of(text: str, where: str = f"${VARIABLE}") -> tuple[bytes, ...]:
-    """Return the bytes of one secret, or of two during a rotation (separated by a space). Raises UrlError naming
-    ``where``.
+    """Decode one secret, or two separated by a space during a rotation. Raises UrlError, naming ``where``.
 
     >>> [len(secret) for secret in secrets_of("whsec_" + "A" * 32 + " whsec_" + "B" * 32)]
     [24, 24]
