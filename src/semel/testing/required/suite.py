@@ -24,8 +24,7 @@ REQUIRED: Final = tuple(CHECKS)
 
 @dataclass(frozen=True, slots=True)
 class RequiredTest:
-    """One required test of one operation. ``why`` is the reason that it is required; :meth:`run` works in any
-    runner."""
+    """One required test of one operation. ``why`` says why it is required; :meth:`run` works in any runner."""
 
     name: str
     operation: str
@@ -124,7 +123,7 @@ def _check(app: Any, cases: Sequence[Case]) -> None:
 def why(name: str) -> str:
     """Return the reason that a test is required.
 
-    >>> why("missing_key_refused")[:59]
+    >>> why("missing_key_refused")[:60]
     'A client that forgets its key is not protected, and it shows'
     """
     return " ".join((inspect.getdoc(CHECKS[name]) or "").split())
