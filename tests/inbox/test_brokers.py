@@ -454,7 +454,7 @@ def test_a_decorated_coroutine_raises_while_another_worker_is_at_its_message(hom
             @Busy(engine, consumer="billing").once(lambda event: event["id"])
             async def consume(message: Message, event: dict[str, Any]) -> None: ...
 
-            with pytest.raises(InProgressError, match="another worker is at message e-1; deliver it again later"):
+            with pytest.raises(InProgressError, match="another worker is handling message e-1; deliver it again later"):
                 await consume({"id": "e-1"})
 
     asyncio.run(story())

@@ -1,7 +1,7 @@
-"""The items of a request's body as they come in: a JSON array, or JSON lines, piece by piece, without IO.
+"""A reader for the items of a request's body: a JSON array, or JSON lines, piece by piece, without IO.
 
-Items leave as the bytes they are, so that numbers keep every digit; what each of them is, is checked where the list is
-named (``bulk/rules``). Memory holds one item and one piece.
+Items stay bytes, so that numbers keep every digit; ``bulk/rules`` checks each item when it names it. Memory holds one
+item and one piece.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ AROUND_BYTES_MAX: Final = 16 * 1024  # of an object without its items
 class ItemReader:
     """Cuts a body into items.
 
-    Parameters: ``form`` of the body; ``item_bytes_max`` of one item; ``items_at`` the members that lead to the array in
-    an object, where a body may be one. What else that object holds is its ``envelope``.
+    Parameters: ``form`` of the body; ``item_bytes_max`` of one item; ``items_at`` the path to the array in an object,
+    if a body may be one. The rest of that object is its ``envelope``.
 
     >>> reader = ItemReader("array", 100)
     >>> [*reader.feed(b'[{"n": 1.0}, "a'), *reader.feed(b',]"]'), *reader.end()]
@@ -60,7 +60,7 @@ class ItemReader:
         self._depth = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The items that end in a piece of the body. Raises BulkRefused, with the place."""
+        """Return the items that end in a piece of the body. Raises BulkRefused, with the place."""
         if self._around is not None and not self._begun:
             inside = self._around.find(piece)
             if inside is None:
@@ -71,7 +71,7 @@ class ItemReader:
             raise self._wrong(f"it has more than {self._item_bytes_max} bytes", "ITEM_TOO_LARGE")
 
     def end(self) -> Iterator[bytes]:
-        """The last item, where nothing else ends it. Raises BulkRefused where the body ends too early."""
+        """Return the last item, if only the end of the body ends it. Raises BulkRefused if the body ends too early."""
         if self._form == "lines":
             yield from self._lines(b"\n")
         elif not self._ended:
@@ -82,7 +82,7 @@ class ItemReader:
             self.envelope = self._around.canonical()
 
     def line_of(self, place: int) -> int | None:
-        """The line of an item, from 1; None in an array."""
+        """Return the line of an item, from 1; None in an array."""
         if self._form == "array":
             return None
         at = bisect_right(self._gap_places, place)
@@ -141,7 +141,7 @@ class ItemReader:
             raise self._wrong("the body continues after the end of the array")
 
     def _next_mark(self, piece: bytes, at: int) -> re.Match[bytes] | None:
-        """The next bracket or comma outside of strings, or a whole string; None: the piece is over."""
+        """Find the next bracket or comma outside of strings, or a whole string; None: the piece is over."""
         while True:
             if self._escaped and at < len(piece):
                 self._escaped, at = False, at + 1
@@ -171,10 +171,10 @@ class _Around:
         self._behind = bytearray()
         self._at = 0
         self._text = b""  # the last string, which is a member's name where a colon follows
-        self._path: list[str | None] = []  # the member that each open object is at; None in an array
+        self._path: list[str | None] = []  # the current member of each open object; None in an array
 
     def find(self, piece: bytes) -> bytes | None:
-        """The part of the body after the bracket that begins the array; None until it arrives."""
+        """Return the part of the body after the array's opening bracket; None until it arrives."""
         self._before += piece
         start = len(self._before) - len(self._before.lstrip(_SPACE))
         if self._before[start : start + 1] == b"[":
@@ -230,7 +230,7 @@ class _Around:
             raise BulkRefused(None, None, message, "ITEM_TOO_LARGE")
 
     def canonical(self) -> bytes:
-        """The object without its items, in canonical form; empty where there is nothing else in it."""
+        """Return the object without its items, in canonical form; empty if it has nothing else."""
         if not self._before.strip(_SPACE) and not self._behind.strip(_SPACE):
             return b""
         try:
@@ -245,7 +245,7 @@ class _Around:
         return b"" if json.loads(canonical) == alone else canonical
 
     def missing(self) -> BulkRefused:
-        """The error for an object without the array."""
+        """Return the error for an object without the array."""
         return BulkRefused(None, None, f"the body is not a JSON array, and has none at {self._pointer}")
 
     def _refuse_malformed(self) -> BulkRefused:

@@ -57,7 +57,7 @@ PAGE: Final = 1000
 NO_FILE: Final = "content_digest is for a file: give items as a pathlib.Path, or leave it out"
 REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
 DETAIL_BYTES_MAX: Final = 65_536
-_SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
+_SPACE: Final = b" \t\r\n"  # stripped from a line, so that a list is the same from a file, with CRLF, and over HTTP
 _NO_ROLLBACK: Final = (
     "an item's handler may not roll back the transaction of its chunk, which holds other items; raise ItemFailed, "
     "which undoes only this item's writes"
@@ -104,7 +104,7 @@ class BulkPolicy:
         chunk_items, chunk_seconds: how many atomic items are one transaction, and for how long it may be open.
         pipelined: statements of atomic items travel together (psycopg only: several times as fast; a handler then
             sees no ``rowcount`` before it has fetched something). After a failure the chunk is done over without.
-        at_once: how many items that call out begin together; that many may be UNKNOWN after a crash.
+        at_once: how many items with external effects begin together; that many may be UNKNOWN after a crash.
         nothing_happened: exception types that prove that an item had no effect.
         dedup_for_seconds: how long the downstream deduplicates (idempotent items).
         lease_seconds, deadline_seconds: as in :class:`~semel.Policy`, of the whole bulk.
@@ -169,9 +169,9 @@ class BulkPolicy:
             answer_seconds=self.answer_seconds,
             tombstone_seconds=self.tombstone_seconds,
             dedup_for_seconds=self.dedup_for_seconds,
-            answers="seal" if self.answers == "seal" else "keep",  # of "forget" the tally stays: it says nothing secret
+            answers="seal" if self.answers == "seal" else "keep",  # "forget" keeps the tally: it says nothing secret
         )
-        # A durable write comes before each item's effect: what lapses is granted again, and continues where it stopped.
+        # A durable write precedes each item's effect: a lapsed bulk is granted again, and continues where it stopped.
         object.__setattr__(made, "terms", made.terms._replace(starts=State.CLAIMED))
         object.__setattr__(self, "policy", made)
 
@@ -188,10 +188,10 @@ class BulkPolicy:
         counts: Mapping[str, str] | None = None,
         refusal: BulkRefused | None = None,
     ) -> Command:
-        """The command of a whole list.
+        """Return the command of a whole list.
 
-        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` what counts beside it;
-        ``refusal`` the limit that the list breaks: it is refused where its key is on no record.
+        Parameters: ``scope`` tenant and caller; ``listed`` the list's fingerprint; ``counts`` the values that count
+        beside it; ``refusal`` the limit that the list breaks: it is refused unless its key is on record.
 
         Raises MissingKey and InvalidKey.
         """
@@ -244,8 +244,8 @@ class BulkResult:
 class BulkItem:
     """One item, as a bulk's handler gets it.
 
-    ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
-    item's handler writes on (None for others); ``scope`` the list's: whose it is, and which operation's.
+    ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` is for the
+    writes of an atomic item's handler (None for others); ``scope`` is the list's: its caller and operation.
     """
 
     place: int
@@ -258,13 +258,13 @@ class BulkItem:
 
     @property
     def value(self) -> Any:
-        """The item as Python values; a whole number of more digits than Python makes an int of is a ``Decimal``."""
+        """The item as Python values; a whole number with too many digits for an int is a ``Decimal``."""
         return read_item(self.raw)
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for one downstream call of this item, stable over retries, takeovers and a lost claim.
+        """Return a key for one downstream call of this item, stable over retries, takeovers and a lost claim.
 
-        Raises HandlerError where the call has no name.
+        Raises HandlerError if the call has no name.
         """
         if not name:
             raise HandlerError("key_for needs a name, such as item.key_for('charge')")
@@ -272,19 +272,19 @@ class BulkItem:
 
 
 def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
-    """An item as its handler gets it."""
+    """Make an item as its handler gets it."""
     return BulkItem(listed.place, listed.item_id, listed.raw, connection, scope, grant.id, grant.generation)
 
 
 def answer_of(tally: Tally) -> Succeeded:
-    """The answer of a whole bulk: a success with any outcomes of its items."""
+    """Return the answer of a whole bulk: a success, whatever the outcomes of its items."""
     return Succeeded(Answer(None, (), tally.pack()))
 
 
 def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
-    """The outcome of a handler that returned.
+    """Return the outcome of a handler that returned.
 
-    Raises HandlerError where that is neither None, a text nor Done; PolicyError where it cannot be kept.
+    Raises HandlerError if its result is neither None, a text nor Done; PolicyError if it cannot be stored.
     """
     done = Done(returned) if isinstance(returned, str) else Done() if returned is None else returned
     if not isinstance(done, Done):
@@ -303,11 +303,11 @@ def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
 
 
 class PackedDetail(bytes):
-    """A detail that holds one of the application's, which was checked, and more than that."""
+    """A detail around one of the application's, which was checked already."""
 
 
 def check_detail(detail: object) -> None:
-    """Raise PolicyError where an item's detail cannot be kept."""
+    """Raise PolicyError if an item's detail cannot be stored."""
     if isinstance(detail, PackedDetail):
         return
     if detail is not None and (not isinstance(detail, bytes) or len(detail) > DETAIL_BYTES_MAX):
@@ -315,7 +315,7 @@ def check_detail(detail: object) -> None:
 
 
 def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
-    """The outcome of an atomic item whose handler raised; whether it raised ItemFailed; whether it may have written."""
+    """Return an atomic item's outcome after an exception, whether that is sure, and whether it may have written."""
     if isinstance(error, ItemFailed):
         return _failure_outcome(listed, error), True, error.written
     outcome = listed.as_failed(type(error).__name__)
@@ -323,7 +323,7 @@ def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, b
 
 
 def failure_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
-    """The outcome of an item that calls out and whose handler raised."""
+    """Return the outcome of an item with external effects whose handler raised."""
     if isinstance(error, ItemFailed):
         return _failure_outcome(listed, error)
     if isinstance(error, (NothingHappened, *policy.nothing_happened)):
@@ -342,7 +342,7 @@ def _failure_outcome(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
 
 
 def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
-    """Whether this run calls an item's handler again."""
+    """Return whether this run calls an item's handler again."""
     final = isinstance(error, (ItemFailed, NothingHappened, *policy.nothing_happened))
     return policy.effects == "idempotent" and not final and tried < REPEATS
 
@@ -354,11 +354,11 @@ def left_by(
     error: Exception,
     cover: Callable[[ItemOutcome], ItemOutcome],
 ) -> Handled | None:
-    """The consequence of an atomic item's exception for its chunk; None: the outcome is recorded, continue.
+    """Return the consequence of an atomic item's exception for its chunk; None: the outcome is recorded, continue.
 
-    Parameters: ``cover`` makes of an outcome what is stored of it.
+    Parameters: ``cover`` turns an outcome into its stored form.
 
-    Raises the error itself where it says that the handler is wrong.
+    Raises the error itself if it shows that the handler is wrong.
     """
     if is_wrong_for_all(error):
         raise error
@@ -373,20 +373,20 @@ def left_by(
 
 
 def replay_result(verdict: Refusal) -> BulkResult:
-    """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
+    """Return the result of a bulk that was done before. Raises a CommandError for every other verdict."""
     return _parse_result(stored_result(verdict))
 
 
 def instead(verdict: Verdict) -> BulkResult:
-    """The result of a run whose end was refused: the record's current outcome."""
+    """Return the result of a run whose end was refused: the record's current outcome."""
     return _parse_result(superseded_result(verdict))
 
 
 def _parse_result(result: Result) -> BulkResult:
-    """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is not a tally."""
+    """Parse the result of a bulk that another run ended. Raises RecordUnreadableError if its answer is not a tally."""
     try:
         return BulkResult(result.operation_id, tally_of(result.answer.body), True)
-    except (ValueError, TypeError):  # such as the answer that an operator has settled it with
+    except (ValueError, TypeError):  # such as an answer from an operator's settlement
         raise RecordUnreadableError(
             "the stored answer is not from a bulk; the command never runs again: see semel bulk",
             operation_id=result.operation_id,
@@ -394,10 +394,10 @@ def _parse_result(result: Result) -> BulkResult:
 
 
 class ItemRollback:
-    """Replaces ``connection.rollback`` while items are handled: it may undo the running item's writes alone.
+    """Replaces ``connection.rollback`` while items are handled: it may undo only the running item's writes.
 
-    A session that is opened on the connection commits what was written before it, so that a rollback ends there, and
-    then marks the item. Any other rollback is refused, and the bulk stops.
+    A session opened on the connection commits earlier writes, so that a rollback stops there, and then marks the item.
+    Any other rollback is refused, and the bulk stops.
     """
 
     def __init__(self, real: Callable[..., Any]) -> None:
@@ -437,7 +437,7 @@ Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
 
 
 def check_counts(counts: Counts | None) -> dict[str, str]:
-    """The values that count in addition to a list, as texts. Raises PolicyError unless they are a mapping."""
+    """Return the values that count beside a list, as texts. Raises PolicyError unless they are a mapping."""
     given = counts() if callable(counts) else counts
     if given is None:
         return {}
@@ -487,7 +487,7 @@ FILE_CHANGED: Final = (
 
 
 def file_stamp(file: IO[bytes]) -> tuple[int, int] | None:
-    """What a write to a file changes: its size in bytes, and its time in nanoseconds. None for a pipe or a device."""
+    """Return a file's size in bytes and its time in nanoseconds, which a write changes; None for a pipe or a device."""
     found = os.fstat(file.fileno())
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
@@ -500,7 +500,7 @@ def _strip_lines(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
 
 
 def check_same(record: Record | None, spool: ItemSpool) -> None:
-    """Refuse another list than the bulk's: its places would name other items. ``record`` None: it is forgotten."""
+    """Refuse a list that is not the bulk's: its places would name other items. ``record`` None: it is forgotten."""
     if record is not None and record.fingerprint != spool.fingerprint():
         raise BulkRefused(
             None, None, "this is not the list of the bulk; give the same items, in the same order", "ANOTHER_LIST"
@@ -508,7 +508,7 @@ def check_same(record: Record | None, spool: ItemSpool) -> None:
 
 
 def operation_bytes(operation_id: str) -> bytes:
-    """The 16 bytes of an operation's id. Raises PolicyError where it is none."""
+    """Return the 16 bytes of an operation's id. Raises PolicyError if it is not one."""
     found = uuid_bytes(operation_id)
     if found is None:
         raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; take it from the bulk's result")
@@ -516,7 +516,7 @@ def operation_bytes(operation_id: str) -> bytes:
 
 
 def with_details(page: list[ItemOutcome], operation_id: bytes, sealer: Seals | None) -> list[ItemOutcome]:
-    """Outcomes with their sealed details opened. Raises ConfigurationError and RecordUnreadableError."""
+    """Open the sealed details of outcomes. Raises ConfigurationError and RecordUnreadableError."""
     return [
         each
         if each.detail is None
@@ -531,7 +531,7 @@ def with_details(page: list[ItemOutcome], operation_id: bytes, sealer: Seals | N
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """Finds a bulk that may be running elsewhere: by its operation's id, or by its key and caller."""
+    """A look for a bulk that may be running elsewhere: by its operation's id, or by its key and caller."""
 
     store: Store
     items: Items
@@ -539,7 +539,7 @@ class Looking:
     secret: bytes | None
 
     def id(self, key: str, caller: str, tenant: str) -> Flow[str | None]:
-        """The operation's id of the bulk that has this key."""
+        """Return the operation's id of the bulk with this key."""
         name = record_id(Scope(tenant, caller, self.operation), key, self.secret)
         [row] = yield from self.store.read((name,))
         return None if row is None else uuid_text(row.operation_id)
@@ -547,7 +547,7 @@ class Looking:
     def progress(
         self, operation_id: str | None, key: str | None, caller: str | None, tenant: str
     ) -> Flow[Tally | None]:
-        """The progress of a bulk. Raises PolicyError if the arguments do not identify one."""
+        """Return the progress of a bulk. Raises PolicyError if the arguments do not identify one."""
         if (operation_id is None) == (key is None) or (key is None) != (caller is None):
             raise PolicyError("progress needs the operation_id alone, or key= and caller= together")
         if key is not None and caller is not None:

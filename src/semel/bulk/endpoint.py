@@ -1,7 +1,7 @@
 """Bulk commands as endpoints of ASGI frameworks: the body is the list, the answer has every item.
 
-The endpoint is the application's own, with its own authentication; it gives its request to ``BulkEndpoint.answer``. The
-bulk runs in its own task, so that a client that goes away changes nothing.
+The endpoint is the application's own, with its own authentication; it passes its request to ``BulkEndpoint.answer``.
+The bulk runs in its own task, so that it continues if the client disconnects.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class BulkEndpoint(Generic[R]):
 
     A list is a JSON array (``application/json``) or JSON lines (``application/jsonl``, ``application/x-ndjson``), read
     piece by piece; the key is in the header. 200 where every item succeeded, 207 where they ended differently; with
-    ``Prefer: respond-async`` 202 and the status resource, which has the progress. Beside the list, path parameters,
-    query, parameters of the media type and the declared headers count.
+    ``Prefer: respond-async`` 202 and the status resource, which has the progress. Besides the list, the fingerprint
+    covers path parameters, query, media type parameters and the declared headers.
     """
 
     answer: Callable[..., Coroutine[Any, Any, R]]
-    counts_path = False  # whether the application takes the list at several paths, which are several commands
+    counts_path = False  # whether the application takes the list at several paths, each a separate command
 
     def __init__(
         self, surface: HttpSettings, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, taken: ListForm

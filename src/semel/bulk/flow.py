@@ -1,8 +1,8 @@
-"""A bulk as one flow: chunk by chunk, each in one transaction with the proof that the bulk is still this holder's.
+"""A bulk as one flow, chunk by chunk: each transaction also proves that the bulk is still this holder's.
 
-Two kinds. *Inside*: an item's effects are writes in its chunk's transaction; a crash undoes the chunk, and the next run
-begins where the last commit ended. *Outside*: an item calls another system, so its beginning is written first, a
-window of items at a time, together with the outcomes of the window before.
+There are two kinds. *Inside*: an item's effects are writes in its chunk's transaction; a crash undoes the chunk, and
+the next run begins after the last commit. *Outside*: an item calls another system, so the flow first writes that it
+begins, one window of items at a time, together with the outcomes of the window before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from semel.core.model import Grant, Purged
 from semel.core.requests import AnyUnit, Begin, Commit, Jitter, Pause, Perform, Rollback, SettleWithin, Within
 from semel.errors import EarlyCommit, HandlerRefused, SemelError, StoreError, StoreUnavailable, SupersededError
 
-TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transactions are first
+TRIES_MAX: Final = 8  # tries of one chunk, while the store fails or other transactions win
 INTERRUPTED: Final = "interrupted"
 COMMITTED_EARLY: Final = "committed-early"
 DEDUP_OVER: Final = "dedup-over"
@@ -39,9 +39,9 @@ UNSETTLED: Final = "the bulk is not settled: its totals omit {begun} of its item
 class Handled:
     """The handlers' results for a chunk's first items.
 
-    ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
-    its handler said so itself; otherwise it is tried again, alone. ``conflict``: another transaction was first.
-    ``blurred``: something failed while several statements were on their way, so the item at fault is unknown.
+    ``failed`` is the outcome of the item after those of ``outcomes``: its writes must be undone. ``sure``: its handler
+    raised ItemFailed; otherwise it is retried alone. ``conflict``: another transaction was first. ``blurred``: a
+    failure with several statements in flight, so the item at fault is unknown.
     """
 
     outcomes: list[ItemOutcome]
@@ -52,16 +52,16 @@ class Handled:
 
 
 class KnownItems(Protocol):
-    """Items of any list that were done before, for lists whose items are done once over all of them.
+    """The items done before by any list, for lists that share their items: each is done once over all lists.
 
     Both flows run in the transaction of a chunk.
     """
 
     def find_known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
-        """The places of those that were done before."""
+        """Return the places of items that were done before."""
 
     def note(self, items: Sequence[ListedItem], outcomes: Sequence[ItemOutcome]) -> Flow[bool]:
-        """Write down which of these were done now; False where another list was quicker with one of them."""
+        """Record the items that were done now; False if another list was first with one of them."""
 
 
 class Read(Ask[list[ListedItem]]):
@@ -75,10 +75,10 @@ class Read(Ask[list[ListedItem]]):
 
 
 class HandleInside(Ask[Handled]):
-    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement alone.
+    """Runs the handler for items, one by one, in the unit's transaction; ``exact``: each statement alone.
 
-    ``called`` counts the items whose turn has come, so that also a run that is cut short knows them; ``known`` are the
-    places of items that other lists have done.
+    ``called`` counts the items begun so far, for a run that is cut short; ``known`` are the places of items that other
+    lists have done.
     """
 
     __slots__ = ("called", "exact", "items", "known", "unit")
@@ -94,7 +94,7 @@ class HandleInside(Ask[Handled]):
 
 
 class HandleOutside(Ask[list[ItemOutcome]]):
-    """Run the handler for items; every one of them gets an outcome."""
+    """Runs the handler for items; each of them gets an outcome."""
 
     __slots__ = ("items",)
 
@@ -106,10 +106,9 @@ class HandleOutside(Ask[list[ItemOutcome]]):
 class BulkRun:
     """One run of a bulk under one grant.
 
-    ``size`` is how many items a chunk (or window) holds; ``effects`` are what the items' handler is declared with, and
-    ``inside`` whether they are writes in the chunk's transaction; ``repeatable_us`` for how long an item that had begun
-    may be run again, 0 where never; ``describe`` gives the detail of a failed or UNKNOWN item, by its place, whose
-    outcome has none.
+    ``size`` is the number of items in a chunk (or window); ``effects`` are the handler's declared effects, and
+    ``inside`` whether they are writes in the chunk's transaction; ``repeatable_us`` for how long a begun item may be
+    run again (0: never); ``describe`` returns, by place, the detail of a failed or UNKNOWN item whose outcome has none.
     """
 
     store: Store
@@ -131,10 +130,10 @@ class BulkRun:
         self.tally = Tally(self.total)
 
     def flow(self) -> Flow[Tally]:
-        """Do the remaining items, and return the tally of the whole list.
+        """Run the remaining items, and return the tally of the whole list.
 
         Raises SupersededError: another run continues it; StoreError: the store failed for too long; SemelError: an
-        item has no outcome although all are done, so that the bulk may not be settled.
+        item has no outcome although all are done, so that the bulk must not be settled.
         """
         yield from self.stand(begin=True)
         if self.tally.begun:
@@ -145,7 +144,7 @@ class BulkRun:
         return self.tally
 
     def stand(self, *, begin: bool = False) -> Flow[None]:
-        """Read where the bulk is. Items whose transaction was committed before its end are UNKNOWN.
+        """Read the bulk's progress, and make items UNKNOWN whose transaction was committed early.
 
         Raises EarlyCommit: it was this run's own; SupersededError.
         """
@@ -183,7 +182,7 @@ class BulkRun:
         for tried in range(TRIES_MAX):
             try:
                 done = yield from ask(Perform("bulk", lambda: self.items.advance_held(self.grant, was, now, puts)))
-                if done is False:  # written before, by a call whose reply was lost
+                if done is False:  # already written, by a call whose reply was lost
                     standing = yield from ask(Perform("bulk", self._standing))
                     done = None if standing is None or standing.tally != now else True
             except StoreError:
@@ -197,7 +196,7 @@ class BulkRun:
             return
 
     def add_details(self, puts: Sequence[ItemOutcome]) -> Sequence[ItemOutcome]:
-        """Outcomes as they are stored: the failed and UNKNOWN ones without a detail get theirs."""
+        """Add details to failed and UNKNOWN outcomes that have none."""
         describe = self.describe
         if describe is None:
             return puts
@@ -211,7 +210,7 @@ class BulkRun:
     def undo(self, unit: AnyUnit) -> Flow[None]:
         """Roll a chunk back, and make the items UNKNOWN whose writes the server could not undo.
 
-        Raises EarlyCommit where there are such items: they are never run again, and the bulk stops; SupersededError.
+        Raises EarlyCommit if there are such items: they are never run again, and the bulk stops; SupersededError.
         """
         yield from ask(Rollback(unit))
         handling, self.handling = self.handling, None
@@ -228,7 +227,7 @@ class BulkRun:
         raise EarlyCommit(LEFT_WRITES.format(fate=fate))
 
     def pause(self, tried: int) -> Flow[None]:
-        """Before the store is asked again."""
+        """Pause before the next request to the store."""
         yield from ask(Pause(retry_seconds(tried, (yield from ask(Jitter())))))
 
 
@@ -239,9 +238,9 @@ class BulkRun:
 class _Cut:
     """How to cut the next chunk, after failures of the previous one.
 
-    ``carried``: outcomes of items before it that are known and not written yet; ``ending``: that of the item after
-    it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together;
-    ``alone_until``: the items before this place are done one by one, since one of them broke the commit of all.
+    ``carried``: known, unwritten outcomes of items before it; ``ending``: the outcome of the item after it;
+    ``suspect``: the place of an item that has failed once; ``exact``: no pipelining; ``alone_until``: items before this
+    place run one by one, since one of them broke the commit of all.
     """
 
     size: int
@@ -281,7 +280,7 @@ def _restand(run: BulkRun) -> Flow[None]:
 
 
 def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
-    """One try at one chunk; whether anything was committed."""
+    """Try one chunk once; return whether anything was committed."""
     first = run.tally.done + len(cut.carried)
     room = min(cut.size, run.total - first)
     if room == 0 or len(cut.carried) >= run.size:
@@ -312,7 +311,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
 def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
     was = run.tally
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
-        raise StoreUnavailable(MOVED)  # looked at again: another run's by now, or a commit whose reply was lost
+        raise StoreUnavailable(MOVED)  # read again: another run has it by now, or a commit's reply was lost
     known = frozenset[int]()
     ledger = run.known
     if ledger is not None:
@@ -330,14 +329,14 @@ def _commit(
 ) -> Flow[None]:
     ledger = run.known
     if ledger is not None and not (yield from ask(Within(unit, "bulk", lambda: ledger.note(page, outcomes)))):
-        raise StoreUnavailable("another list claimed one of the items first")  # looked at again: known by then
+        raise StoreUnavailable("another list claimed one of the items first")  # read again: it is known by then
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
     now, stored = run.tally.after(puts, begun=len(puts)), run.add_details(puts)
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, stored)))):
         standing = yield from run.read()
-        # The mark that the chunk had begun is gone: only the handler can have undone that.
+        # The chunk's begin mark is gone: only the handler can have rolled it back.
         if standing.tally == run.tally:
             raise HandlerRefused(ROLLED_BACK)
         raise StoreUnavailable(MOVED)
@@ -355,7 +354,7 @@ def _commit(
 
 
 def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
-    """An item has failed, and its chunk was undone: those before it are done over, and it is done alone or failed."""
+    """Cut at an item that failed; its chunk was undone. Repeat the earlier items; retry it alone, or fail it."""
     cut.exact = True
     if handled.blurred:
         return
@@ -397,9 +396,9 @@ def _outside(run: BulkRun) -> Flow[None]:
 
 
 def _doubtful(run: BulkRun) -> Flow[None]:
-    """Items that a former run began and did not end: run again where that is safe, else UNKNOWN.
+    """Handle items that a former run began and did not end: run them again if that is safe, else make them UNKNOWN.
 
-    It is safe where the item was begun by a handler that was declared so, and today's is, too.
+    It is safe if both the handler that began the item and today's are declared so.
     """
     while True:
         begun = yield from ask(Perform("bulk", lambda: run.items.find_begun(run.grant, run.tally.done, run.size)))
@@ -423,7 +422,7 @@ def _doubtful(run: BulkRun) -> Flow[None]:
 
 
 def purge_items(store: Store, chunk: int, only: Collection[bytes] | None = None) -> Flow[Purged]:
-    """Forget the items of bulks whose record is forgotten, chunk by chunk; how many rows.
+    """Delete the items of bulks whose record is forgotten, chunk by chunk; return the number of rows.
 
     Parameters: ``only`` these bulks, by operation id; None for every one.
     """

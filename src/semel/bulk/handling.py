@@ -1,6 +1,6 @@
-"""Handle the items of sync and async bulks without calling handlers: yield each call to the caller.
+"""The handling of items for sync and async bulks: flows that yield each handler call to their caller.
 
-So that what a failure means, when a chunk ends and what is tried again is written once; the shells call and wait.
+The meaning of a failure, the end of a chunk and retries are thus written once; the shells only call and wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CallHandler(Ask[object]):
 
 
 class Pipelined(Ask[Handled]):
-    """Perform a flow while the statements of a connection travel together."""
+    """Perform a flow with the connection's statements pipelined."""
 
     __slots__ = ("connection", "flow")
 
@@ -89,7 +89,7 @@ class Handling:
             try:
                 returned = yield CallHandler(make_item(listed, self.scope, self.grant, connection))
                 outcomes.append(self._cover(success_outcome(listed, returned)))
-            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
+            except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; an error for all is raised
                 ended = left_by(self.backend, outcomes, listed, error, self._cover)
                 if ended is not None:
                     return ended
@@ -98,7 +98,7 @@ class Handling:
         return Handled(outcomes)
 
     def _cover(self, outcome: ItemOutcome) -> ItemOutcome:
-        """An outcome with its detail as the bulk wants it stored."""
+        """Return an outcome with its detail in stored form."""
         if outcome.detail is None or self.policy.answers == "keep":
             return outcome
         if self.policy.answers == "forget":
@@ -106,7 +106,7 @@ class Handling:
         return outcome._replace(detail=self._seal(outcome.place, outcome.detail))
 
     def describe_by(self, describe: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """A function that makes an item's detail of its place, as the bulk wants it stored."""
+        """Make a function that returns an item's detail, in stored form, by its place."""
         return lambda place: self._seal(place, describe(place))
 
     def _seal(self, place: int, detail: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""A bulk over HTTP, without IO: from a request's head how its body is read, and from how it ended the answer.
+"""Bulks over HTTP, without IO: decides how to read a request's body, and builds the answer from the outcome.
 
-One key in the header names the whole list; each item is named by its own member. What leaves is made of what the store
-holds of each item, a page at a time, so that a replay is the same answer and memory does not grow with it.
+One key in the header names the whole list; a member of its own names each item. The answer is built from the stored
+items, a page at a time, so that a replay is the same answer, and memory does not grow with its length.
 """
 
 from __future__ import annotations
@@ -80,11 +80,10 @@ _GOES_ON: Final = "Send the same list with the same key again: finished items do
 
 
 class BulkRequest(NamedTuple):
-    """A request that may become a bulk: whose it is, and how it is read and answered.
+    """A request that may become a bulk: its caller, and how to read and answer it.
 
-    ``in_lines`` says that the answer's items are one a line; ``wait_seconds`` what the client would wait for a run that
-    is under way; ``head`` is what of the request's head counts beside the list; ``check`` compares the body with its
-    Content-Digest.
+    ``in_lines``: the answer has one item a line; ``wait_seconds`` the client waits for a running bulk; ``head`` is the
+    part of the request's head that counts beside the list; ``check`` compares the body with its Content-Digest.
     """
 
     key: str
@@ -98,7 +97,7 @@ class BulkRequest(NamedTuple):
     honoured: Honoured = Honoured()
 
     def counts(self) -> dict[str, str]:
-        """The values that count in addition to the list, once its body is read: head and envelope."""
+        """Return the values that count beside the list, once its body is read: head and envelope."""
         envelope = self.reader.envelope
         return dict(self.head) if not envelope else {**self.head, "envelope": envelope.decode()}
 
@@ -119,14 +118,14 @@ class ListForm(NamedTuple):
         return max(self.body_bytes_max, RETRY_BYTES_MAX)
 
     def refuse_size(self, size: int) -> BulkRefused | None:
-        """The limit that a body of so many bytes breaks."""
+        """Return the limit that a body of this many bytes breaks."""
         if size <= self.body_bytes_max:
             return None
         return BulkRefused(None, None, TOO_LONG.format(self.body_bytes_max), TOO_LARGE.code)
 
 
 def items_pointer(items_at: object) -> tuple[str, ...]:
-    """The path to the items in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
+    """Parse a JSON pointer to the items in an object; empty for None. Raises ConfigurationError.
 
     >>> items_pointer("/data/items")
     ('data', 'items')
@@ -151,9 +150,9 @@ def parse_request(
 ) -> BulkRequest | Answer:
     """Parse a request's head, or return the answer that refuses it.
 
-    Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
-    of its path; ``query`` as it came; ``path`` where the list is taken at several, so that it counts; ``mount``: where
-    the application is.
+    Parameters: ``headers`` with lower-case names; ``request`` for the surface's ``caller`` function; ``params`` of its
+    path; ``query`` unparsed; ``path`` if the list is taken at several paths, so that it counts; ``mount`` the
+    application's own prefix.
     """
     problems = surface.problems
     keys, read = read_joined(surface.key_name, headers, _READ, taken.headers)
@@ -192,7 +191,7 @@ def parse_request(
 def _counted_parts(
     read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None, mount: str
 ) -> Mapping[str, str]:
-    """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
+    """Return what counts of a request's head: as for any command, but a list is the same in both forms."""
     counts = {f"path.{name}": value for name, value in params}
     counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if path is not None:
@@ -208,7 +207,7 @@ def _counted_parts(
 
 
 def check_size(size: int, body_bytes_max: int) -> None:
-    """Raise RequestTooLarge where a body is larger than is taken."""
+    """Raise RequestTooLarge if a body is too large."""
     if size > body_bytes_max:
         raise RequestTooLarge(f"The list: {TOO_LONG.format(body_bytes_max)}.")
 
@@ -224,9 +223,9 @@ def _form(content_type: bytes) -> Form | None:
 
 
 def refuse(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
-    """The answer to a list that was refused, or to a bulk that could not come to its end; None: not for the client.
+    """Return the answer to a refused list, or to a bulk that could not finish; None: the error is not for the client.
 
-    A list that is wrong is refused as a whole: nothing of it was done, and the key is free.
+    A malformed list is refused as a whole: no item was run, and the key is free.
     """
     problems = surface.problems
     match error:
@@ -346,7 +345,7 @@ def _sentence(text: str) -> str:
 
 
 def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
-    """A problem document with more members, and with others in their place."""
+    """Return a problem document with members added or replaced."""
     document = json.loads(answer.body)
     document.update((name, value) for name, value in members.items() if value is not None)
     body = json.dumps(document, separators=(",", ":")).encode()
@@ -355,7 +354,7 @@ def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
 
 
 def accept(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
-    """202: the list is being done; where to look how far it is."""
+    """Return 202: the list is running, with a link to its progress."""
     problems = surface.problems
     document = {"operationId": operation_id, "state": State.CLAIMED.name}
     headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", b"1")]
@@ -369,12 +368,12 @@ def accept(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer
 
 
 def status_of(result: BulkResult) -> int:
-    """200 where every item succeeded; 207 where they ended differently, each with its own outcome."""
+    """Return 200 if every item succeeded, else 207: each item has its own outcome."""
     return 200 if result.tally.succeeded == result.tally.total else 207
 
 
 def headers_of(surface: HttpSettings, result: BulkResult, how: BulkRequest) -> list[tuple[bytes, bytes]]:
-    """The headers of a whole answer. It has no length: its items are read while it is sent."""
+    """Return the headers of a whole answer, without a length: its items are read while it is sent."""
     headers = [(b"content-type", (LINES_TYPES[0] if how.in_lines else ARRAY_TYPE).encode()), _NO_STORE]
     if result.replayed:
         headers.append(surface.replayed)
@@ -393,12 +392,12 @@ class Telling:
         self._told = 0
 
     def begin(self) -> bytes:
-        """The part of the answer before the items."""
+        """Return the part of the answer before the items."""
         head = json.dumps(self._head)
         return f"{head}\n".encode() if self._in_lines else f'{head[:-1]}, "items": ['.encode()
 
     def page(self, outcomes: Sequence[ItemOutcome]) -> bytes:
-        """Some items more."""
+        """Return the next page of items."""
         written = [json.dumps(item_document(outcome)) for outcome in outcomes]
         if self._in_lines:
             return "".join(f"{each}\n" for each in written).encode()
@@ -407,5 +406,5 @@ class Telling:
         return (before + ", ".join(written)).encode()
 
     def end(self) -> bytes:
-        """The part of the answer after the items."""
+        """Return the part of the answer after the items."""
         return b"" if self._in_lines else b"]}"

@@ -21,15 +21,15 @@ from semel.http.fingerprint.canonical import canonical_json
 
 ITEM_ID_MAX: Final = 255  # characters: MariaDB's column, and enough for every UUID, URN and invoice number
 TEXT_MAX: Final = 1000
-BY_CONTENT: Final = "#"  # how the names begin that Semel gives; no client's may begin so
+BY_CONTENT: Final = "#"  # prefix of the names that Semel gives; no client's name may have it
 KNOWN: Final = "KNOWN"  # the code of an item that another list has done before
-UNNAMED: Final = "!"  # and those of items that could not be understood
+UNNAMED: Final = "!"  # and the codes of malformed items
 
 
 class ItemState(IntEnum):
     """The state of an item. The numbers are those of the equivalent :class:`~semel.core.model.State`."""
 
-    BEGUN = 2  # its handler may have begun; only of items whose effects are not in this transaction
+    BEGUN = 2  # its handler may have begun; only for items whose effects are outside of the transaction
     SUCCEEDED = 3
     FAILED = 5  # nothing of it remains
     UNKNOWN = 6  # what happened cannot be proven; never run again
@@ -38,8 +38,8 @@ class ItemState(IntEnum):
 class ItemOutcome(NamedTuple):
     """The one durable outcome of an item.
 
-    ``place`` counts from 0 in the order of the request; ``error_code`` of an UNKNOWN one is its doubt; ``retryable``
-    says that a new bulk may hold it again; ``detail`` of a BEGUN one names the effects that it was begun under.
+    ``place`` counts from 0 in the order of the request; the ``error_code`` of an UNKNOWN item is its doubt;
+    ``retryable``: a new bulk may contain it again; the ``detail`` of a BEGUN item names the effects it was begun under.
     """
 
     place: int
@@ -53,7 +53,7 @@ class ItemOutcome(NamedTuple):
 
 
 def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """One item in an answer.
+    """Return one item of an answer.
 
     >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]
     'r-1'
@@ -73,7 +73,8 @@ def item_document(outcome: ItemOutcome) -> dict[str, Any]:
 class Done:
     """A handler's result for an item that succeeded; a plain text is its ``result_id``.
 
-    Parameters: ``result_id`` what was made; ``target_id`` what it was done to; ``detail`` bytes of the application's.
+    Parameters: ``result_id`` the id of the result; ``target_id`` of the changed object; ``detail`` the application's
+    bytes.
     """
 
     result_id: str | None = None
@@ -97,7 +98,7 @@ class Tally(NamedTuple):
         return self.done - self.succeeded - self.failed - self.unknown
 
     def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
-        """The tally with these outcomes added, and ``begun`` items more on their way."""
+        """Return the tally with these outcomes added, and ``begun`` more items in flight."""
         states = [outcome.state for outcome in outcomes]
         return Tally(
             self.total,
@@ -109,7 +110,7 @@ class Tally(NamedTuple):
         )
 
     def pack(self) -> bytes:
-        """As JSON: the answer of a bulk.
+        """Encode as JSON: the answer of a bulk.
 
         >>> Tally(3, 3, 2, 1, 1, 0).pack()
         b'{"total":3,"done":3,"succeeded":2,"failed":1,"retryable":1,"unknown":0}'
@@ -118,7 +119,7 @@ class Tally(NamedTuple):
 
 
 def tally_of(answer: bytes) -> Tally:
-    """The tally that a bulk answered with. Raises ValueError and TypeError where it is none."""
+    """Parse the tally in a bulk's answer. Raises ValueError and TypeError if it is not one."""
     return Tally(**json.loads(answer))
 
 
@@ -126,8 +127,8 @@ def tally_of(answer: bytes) -> Tally:
 class ListTerms:
     """The limits of a list.
 
-    Parameters: ``member`` where an item's own name is (None: all by content); ``items_max`` and ``item_bytes_max`` its
-    limits; ``bad_item`` whether one that cannot be understood refuses the list or fails alone.
+    Parameters: ``member`` that holds an item's own name (None: name all by content); ``items_max`` and
+    ``item_bytes_max`` its limits; ``bad_item`` whether a malformed item refuses the list or fails alone.
     """
 
     member: str | None
@@ -137,7 +138,7 @@ class ListTerms:
 
 
 class ListedItem(NamedTuple):
-    """One item of a list; ``error`` is the code of one that could not be understood, and fails."""
+    """One item of a list; ``error`` is the code of a malformed one, which fails."""
 
     place: int
     item_id: str
@@ -145,29 +146,28 @@ class ListedItem(NamedTuple):
     error: str | None
 
     def as_begun(self, effects: bytes) -> ItemOutcome:
-        """The row written before an item's handler is called; for a malformed item, its outcome.
+        """Return the row to write before an item's handler is called; for a malformed item, its outcome.
 
-        ``effects`` are those of the handler: they decide whether the item may be called again, whatever is declared
-        by then.
+        ``effects`` are the handler's: they decide whether the item may be called again, whatever is declared later.
         """
         if self.error is not None:
             return self.as_refused()
         return ItemOutcome(self.place, self.item_id, ItemState.BEGUN, detail=effects)
 
     def as_refused(self) -> ItemOutcome:
-        """The outcome of a malformed item."""
+        """Return the outcome of a malformed item."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
     def as_known(self) -> ItemOutcome:
-        """An item that another list has done before: its handler is not called."""
+        """Return the outcome of an item that another list has done before: its handler is not called."""
         return ItemOutcome(self.place, self.item_id, ItemState.SUCCEEDED, error_code=KNOWN)
 
     def as_failed(self, code: str) -> ItemOutcome:
-        """The outcome of an item whose handler failed without effect. It may be retried."""
+        """Return the outcome of an item whose handler failed without effect. It may be retried."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=code, retryable=True)
 
     def as_unknown(self, doubt: str) -> ItemOutcome:
-        """Its outcome cannot be proven."""
+        """Return the outcome of an item whose effect cannot be proven."""
         return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)
 
 
@@ -179,15 +179,15 @@ class NamedItem(NamedTuple):
 
 
 def written_item(value: Any) -> bytes:
-    """An item that was given as a Python value, as JSON.
+    """Encode an item that was given as a Python value.
 
-    Raises TypeError and ValueError where it is none.
+    Raises TypeError and ValueError for anything but a JSON value.
     """
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def read_item(raw: bytes) -> Any:
-    """An item's JSON as Python values; a whole number with too many digits for an int is a Decimal, digit for digit.
+    """Parse an item's JSON; a whole number with too many digits for an int is a Decimal, digit for digit.
 
     Python makes no int of more than ``sys.get_int_max_str_digits()`` digits (4,300 by default).
 
@@ -196,12 +196,12 @@ def read_item(raw: bytes) -> Any:
     """
     try:
         return json.loads(raw)
-    except ValueError:  # of canonical JSON this alone can be wrong, and a number is not a reason to doubt an item
+    except ValueError:  # the only error that canonical JSON can have, and no reason to refuse an item
         return json.loads(raw, parse_int=_whole_number)
 
 
 def item_value(raw: bytes) -> Any:
-    """An item for another list: as Python values, or its JSON where a number has too many digits for an int."""
+    """Return an item for another list: as Python values, or as JSON if a number has too many digits for an int."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -216,7 +216,7 @@ def _whole_number(digits: str) -> int | Decimal:
 
 
 def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
-    """Understand one line. ``member``: where the client's name for it is; an item without it is named by content.
+    """Parse and name one line. ``member`` holds the client's name for it; an item without it is named by content.
 
     Raises BulkRefused, naming the place and the member.
 
@@ -235,7 +235,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
         raise BulkRefused(place, None, "it is not a JSON value in UTF-8, or repeats a member")
     if member is None or not canonical.startswith(b"{"):
         return NamedItem(canonical, None)
-    given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
+    given = json.loads(canonical, parse_int=str).get(member)  # keep the digits: an int cannot have thousands
     if given is None:
         return NamedItem(canonical, None)
     return NamedItem(canonical, _client_id(given, place, member))
@@ -256,7 +256,7 @@ def _client_id(given: object, place: int, member: str) -> str:
 
 
 def content_id(raw: bytes, occurrence: int) -> str:
-    """The name of an item that has none: its content, and which of the equal ones it is (from 1).
+    """Return the name of an item without its own: from its content and its occurrence among equal items (from 1).
 
     >>> content_id(b'{"sku":"A"}', 1) == content_id(b'{"sku":"A"}', 2)
     False
@@ -265,40 +265,40 @@ def content_id(raw: bytes, occurrence: int) -> str:
 
 
 def occurrence_of(item_id: str) -> int:
-    """The occurrence of an unnamed item among equal items of its list, from 1."""
+    """Return the occurrence of an unnamed item among equal items of its list, from 1."""
     return int(item_id.rpartition("-")[2])
 
 
 def unnamed_id(place: int) -> str:
-    """The name of an item that was not understood."""
+    """Return the name of a malformed item."""
     return f"{UNNAMED}{place}"
 
 
 class ListDigest:
-    """The fingerprint of a whole list, built item by item: order, names and contents enter it."""
+    """The fingerprint of a whole list, built item by item from order, names and contents."""
 
     def __init__(self) -> None:
         self._hashing = hashlib.sha256(b"semel.bulk.1")
 
     def add(self, item_id: str, raw: bytes) -> None:
-        """The next item."""
+        """Add the next item."""
         self._hashing.update(frame(item_id, raw))
 
     def end(self, total: int) -> bytes:
-        """32 bytes over all of them."""
+        """Return 32 bytes over all items."""
         self._hashing.update(frame(str(total)))
         return self._hashing.digest()
 
 
 BULK_RECIPE: Final = "bulk-2"
-FORMER_BULK_RECIPE: Final = "bulk-1"  # under which the list alone counted
+FORMER_BULK_RECIPE: Final = "bulk-1"  # the former recipe, under which only the list counted
 _BULK: Final = "bulk-"
-PATH: Final = "path."  # the name of a path that counts; no parameter of a template has it
-_WITH_PATH: Final = "bulk-2p"  # of a list that is taken at several paths
+PATH: Final = "path."  # the name of a path that counts; no template parameter can have it
+_WITH_PATH: Final = "bulk-2p"  # for a list that is taken at several paths
 
 
 def bulk_recipe(counts: Mapping[str, str]) -> str:
-    """The recipe of a bulk's fingerprint: it names what counts beside the list, whose digest the fingerprint is.
+    """Return the recipe of a bulk's fingerprint: it names the values that count beside the list's digest.
 
     >>> bulk_recipe({}), bulk_recipe({"path.store": "8"}) == bulk_recipe({"path.store": "7"})
     ('bulk-2', False)
@@ -310,12 +310,12 @@ def bulk_recipe(counts: Mapping[str, str]) -> str:
 
 
 def is_bulk(recipe: str) -> bool:
-    """Whether a record is a bulk's, by the recipe of its fingerprint."""
+    """Return whether a record is a bulk's, by the recipe of its fingerprint."""
     return recipe.startswith(_BULK)
 
 
 def bulk_kind(recipe: str) -> str:
-    """The recipe of a bulk without what counts beside its list; any other recipe as it is.
+    """Return a bulk's recipe without the values beside its list; any other recipe unchanged.
 
     >>> bulk_kind(bulk_recipe({"query": "dryRun=true"})), bulk_kind("1.3f9a0c2b5d6e7f80")
     ('bulk-2', '1.3f9a0c2b5d6e7f80')
@@ -324,7 +324,7 @@ def bulk_kind(recipe: str) -> str:
 
 
 def bulk_fingerprint_under(recipe: str, counts: Mapping[str, str], listed: bytes) -> bytes | None:
-    """The fingerprint of a list under the recipe of the record that its key met; None: it cannot be compared.
+    """Return a list's fingerprint under the recipe of the record with its key; None: they cannot be compared.
 
     Under the former recipe the list alone counted: a list with other facts may be its retry, and may be another. A
     record from before the list had a second path is its retry's; one from after that may be another path's.
@@ -336,12 +336,12 @@ def bulk_fingerprint_under(recipe: str, counts: Mapping[str, str], listed: bytes
         return None
     if recipe == FORMER_BULK_RECIPE:
         return None if counts else listed
-    # Of other facts: not the digest of any list.
+    # Other values count: return no list's digest.
     return hashlib.sha256(frame("semel.bulk.other", own, listed)).digest() if is_bulk(recipe) else None
 
 
 def checked_text(name: str, text: str | None) -> str | None:
-    """A text that a handler gave for an item's outcome, as long as every store takes it.
+    """Return a text from a handler for an item's outcome, if every store accepts it.
 
     Raises TypeError and ValueError.
     """

@@ -50,13 +50,13 @@ from semel.stores.shield import whole
 
 T = TypeVar("T")
 AsyncHandler = Callable[[BulkItem], Awaitable[object]]
-BATCH: Final = 500  # items that are read from their source in one turn of a thread
+BATCH: Final = 500  # items read from their source per call of a thread
 
 
 class AsyncBulk:
     """As :class:`Bulk`, on an :class:`~semel.AsyncEngine`, with handlers that are awaited.
 
-    Up to ``at_once`` items that call out run together; atomic ones share a connection and run one by one.
+    Up to ``at_once`` items with external effects run together; atomic ones share a connection and run one by one.
     """
 
     def __init__(self, engine: AsyncEngine, *, operation: str, **options: Unpack[BulkOptions]) -> None:
@@ -86,7 +86,7 @@ class AsyncBulk:
     ) -> BulkResult:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back.
 
-        Parameters: ``describe`` gives the detail of a failed or UNKNOWN item, by its place from 0, whose handler left
+        Parameters: ``describe`` returns, by place from 0, the detail of a failed or UNKNOWN item whose handler gave
         none.
         """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
@@ -107,7 +107,7 @@ class AsyncBulk:
         return BulkResult(permit.operation_id, tally, False)
 
     async def operation_id(self, *, key: str, caller: str, tenant: str = "default") -> str | None:
-        """The operation's id of the bulk that has this key, also while it runs; None where there is none."""
+        """Return the operation's id of the bulk with this key, also while it runs; None if there is none."""
         return await self._engine.perform("bulk", lambda: self._looking.id(key, caller, tenant))
 
     async def progress(
@@ -118,7 +118,7 @@ class AsyncBulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """The progress of a bulk, even while another process runs it; None if there is none.
+        """Return the progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 
@@ -152,10 +152,10 @@ class AsyncBulk:
             after = page[-1].place
 
     async def retryable(self, operation_id: str, items: Source | AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
+        """Return those of the bulk's ``items`` that failed and may be retried, for a new bulk under a new key.
 
-        As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
-        Raises BulkRefused where they are not the bulk's list.
+        They are Python values, or JSON (bytes) if a whole number has too many digits for an int. Raises BulkRefused if
+        ``items`` is not the bulk's list.
         """
         id = operation_bytes(operation_id)
         with closing(ItemSpool(self.policy.list_terms)) as spool:
@@ -168,7 +168,7 @@ class AsyncBulk:
 
 
 class _AsyncWork:
-    """One run on an event loop, in its caller's task; what speaks to the store is never cut in half."""
+    """One run on an event loop, in its caller's task; cancellation never cuts a store call in half."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _AsyncWork:
             while True:
                 try:
                     reply = await self._answer(needed)
-                except Exception as error:  # the flow's to judge: of the store, or of a handler
+                except Exception as error:  # thrown into the flow, which judges it: the store's error or a handler's
                     if self._permit.inherited:
                         raise  # the run is its parent's
                     needed = flow.throw(error)
@@ -269,13 +269,13 @@ class _AsyncWork:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._drive(self._handling.outside(listed))) for listed in items]
-        except BaseExceptionGroup as group_of_errors:  # a handler that is wrong: the others were cancelled
+        except BaseExceptionGroup as group_of_errors:  # a wrong handler: the other calls were cancelled
             raise group_of_errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
 
 async def _uncut(work: Coroutine[Any, Any, T]) -> T:
-    """Do it whole, also where the caller is cancelled meanwhile."""
+    """Run to completion even if the caller is cancelled."""
     done, cancelled = await whole(work)
     if cancelled is not None:
         raise cancelled

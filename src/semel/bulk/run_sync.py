@@ -93,21 +93,21 @@ class Bulk:
         limit: Callable[[], BulkRefused | None] | None = None,
         known: KnownItems | None = None,
     ) -> BulkResult:
-        """Do every item once. The same call after a crash continues; after the end it gets the same result.
+        """Run every item once. The same call after a crash continues; after the end it gets the same result.
 
         Parameters: ``items`` values of JSON's kinds (bytes: JSON as it is), or a path of JSON lines; read once, to a
         temporary file. ``handler`` returns None, a result's id or :class:`~semel.bulk.rules.Done`, or raises
         :class:`~semel.errors.ItemFailed`; ``key`` of the whole list; ``wait_seconds`` for a run that is under way;
-        ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` what
-        makes another command of the same list, such as ``{"store": 8, "dry_run": True}``, or a function that gives it
-        once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530); ``limit``
-        is called once the list is read: the limit of yours that it breaks, or None; ``known`` of atomic items that are
-        done once over many lists, as imports do.
+        ``begun`` is called with the operation's id once this run has the key, before its first item; ``counts`` values
+        that make the same list another command, such as ``{"store": 8, "dry_run": True}``, or a function that returns
+        them once the list is read; ``content_digest`` of a path's file, such as ``"sha-256=:...:"`` (RFC 9530);
+        ``limit`` a function, called once the list is read, that returns your limit that it breaks, or None; ``known``
+        for atomic items that are done once over many lists, as imports do.
 
-        A list that breaks a limit is refused where its key is on no record. One that was taken before, under former
-        limits, gets its result, or continues.
+        A list that breaks a limit is refused unless its key is on record. One that was accepted under former limits
+        gets its result, or continues.
 
-        Raises BulkRefused: the list is wrong, nothing was done; InvalidBody: nor is it the file that its digest says;
+        Raises BulkRefused: the list is malformed, nothing was done; InvalidBody: the file does not match its digest;
         KeyReusedError: another list, or the same one with other ``counts``, had this key; InProgressError;
         SupersededError: another run has taken over; StoreError: call again with the same list.
         """
@@ -143,7 +143,7 @@ class Bulk:
         return BulkResult(permit.operation_id, tally, False)
 
     def operation_id(self, *, key: str, caller: str, tenant: str = "default") -> str | None:
-        """The operation's id of the bulk that has this key, also while it runs; None where there is none."""
+        """Return the operation's id of the bulk with this key, also while it runs; None if there is none."""
         return self._engine.perform("bulk", lambda: self._looking.id(key, caller, tenant))
 
     def progress(
@@ -154,7 +154,7 @@ class Bulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """The progress of a bulk, even while another process runs it; None if there is none.
+        """Return the progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 
@@ -187,10 +187,10 @@ class Bulk:
             after = page[-1].place
 
     def retryable(self, operation_id: str, items: Source) -> Iterator[Any]:
-        """Those of the same ``items`` that failed and may be tried again, for a new bulk under a new key.
+        """Return those of the bulk's ``items`` that failed and may be retried, for a new bulk under a new key.
 
-        As Python values; one with a whole number of more digits than Python makes an int of as its JSON (bytes).
-        Raises BulkRefused where they are not the bulk's list.
+        They are Python values, or JSON (bytes) if a whole number has too many digits for an int. Raises BulkRefused if
+        ``items`` is not the bulk's list.
         """
         id = operation_bytes(operation_id)
         with closing(ItemSpool(self.policy.list_terms)) as spool:
@@ -256,7 +256,7 @@ class _Work:
             while True:
                 try:
                     reply = self._answer(needed)
-                except Exception as error:  # the flow's to judge: of the store, or of a handler
+                except Exception as error:  # thrown into the flow, which judges it: the store's error or a handler's
                     if self._permit.inherited:
                         raise  # the run is its parent's
                     needed = flow.throw(error)
@@ -292,7 +292,7 @@ class _Work:
 
 
 def relinquish(engine: Engine, items: Items, permit: Permit) -> None:
-    """End this run: another one continues where it was."""
+    """End this run, so that another one continues where it stopped."""
     engine.core.conclude(permit)
     with suppress(SemelError):
         engine.perform("bulk", lambda: items.relinquish(permit.grant))

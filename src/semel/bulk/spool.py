@@ -1,7 +1,7 @@
-"""The items of a bulk on disk while it runs: read once, named, checked, digested, and then paged through.
+"""The items of a bulk on disk while it runs: read, named, checked and digested once, then read by page.
 
-A private temporary file of SQLite's, which the operating system forgets with the process. Memory holds one page of any
-list: a set of a million names alone would take a hundred megabytes.
+SQLite's private temporary file, which the operating system deletes with the process. Memory holds one page of any list:
+a set of a million names alone would take a hundred megabytes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ CACHE_KIB: Final = 4096
 
 
 class ItemSpool:
-    """The list. Filled by one thread at a time, then read; ``close`` gives the disk back."""
+    """A list on disk. One thread at a time fills it, then it is read; ``close`` frees the disk space."""
 
     def __init__(self, terms: ListTerms, failed: Collection[int] = ()) -> None:
         """``failed``: places whose items the limits refused when the list was first read.
 
-        A list that breaks a limit is read on all the same, for a while: ``refusal`` says which, and the list may still
-        be one that was taken under former limits.
+        A list that breaks a limit (``refusal``) is still read, up to a bound: former limits may have allowed it.
         """
         self._terms = terms
         self._failed = failed
-        self._beyond = 0  # bytes that were read beyond a limit
+        self._beyond = 0  # bytes read beyond a limit
         self.refusal: BulkRefused | None = None
         self._lock = threading.Lock()
         self._digest = ListDigest()
@@ -48,7 +47,7 @@ class ItemSpool:
         for setting in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KIB}"):
             self._file.execute(f"PRAGMA {setting}")
         self._file.execute("CREATE TABLE item (place INTEGER PRIMARY KEY, id TEXT, raw BLOB, error TEXT)")
-        # Names as digests of eight bytes would meet by chance in lists of billions; sixteen never do.
+        # Digests of eight bytes would collide by chance in lists of billions; sixteen never do.
         self._file.execute("CREATE TABLE seen (name BLOB PRIMARY KEY, times INTEGER, first INTEGER) WITHOUT ROWID")
         self._file.execute("BEGIN")
 
@@ -103,7 +102,7 @@ class ItemSpool:
             raise self.refusal
 
     def _name(self, named: NamedItem, place: int) -> str:
-        """The item's own name; the occurrence number of equal ones is counted here."""
+        """Name an item: by its own name, or by counting its occurrence among equal ones."""
         if named.client_id is None:
             times, _ = self._count(b"c" + hashlib.sha256(named.raw).digest()[:16], place)
             return content_id(named.raw, times)
@@ -126,7 +125,7 @@ class ItemSpool:
         self._keep_bad(raw, refused.code)
 
     def _keep_bad(self, raw: bytes, code: str) -> None:
-        # It is part of what was asked for: the same list with it put right is another list.
+        # It counts in the fingerprint: the list with this item corrected is another list.
         self._keep(unnamed_id(self.total), hashlib.sha256(raw).digest(), code)
 
     def _keep(self, item_id: str, raw: bytes, error: str | None) -> None:
@@ -136,7 +135,7 @@ class ItemSpool:
         self.total += 1
 
     def fingerprint(self) -> bytes:
-        """32 bytes over the whole list. Raises BulkRefused where it is empty. From here on nothing is added."""
+        """Return 32 bytes over the whole list, which may not grow from now on. Raises BulkRefused if it is empty."""
         if self.total == 0:
             raise BulkRefused(None, None, "it has no items", "NO_ITEMS")
         with self._lock:
@@ -152,6 +151,6 @@ class ItemSpool:
         return [ListedItem(*row) for row in rows]
 
     def close(self) -> None:
-        """Forget the list."""
+        """Delete the list."""
         with self._lock:
             self._file.close()

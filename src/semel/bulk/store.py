@@ -1,7 +1,7 @@
 """The items of bulk commands: flows over a SQL database, each write under the fence of its bulk's record.
 
-A bulk is named by its operation id, which only an execution after expiry changes. Its counters and its items' outcomes
-are written in one transaction, after `hold` has proven that the record is still this holder's.
+A bulk's name is its operation id, which changes only if it is executed again after expiry. One transaction writes its
+counters and its items' outcomes, after `hold` has proven that the record is still this holder's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from semel.stores.sql.statements import Execute, Query, Row, Value
 
 NOUN: Final = "items"
 PUT_MAX: Final = 500
-ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; the rest waits for the next purge
-PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
+ORPHANS_MAX: Final = 1000  # how many are looked at for archived ones; the rest waits for the next purge
+PUT_BYTES_MAX: Final = 1024 * 1024  # approximate; the written form is at most four times as large
 
 
 ANY_BULK: Final = b"\xff" * ID_BYTES
@@ -31,7 +31,7 @@ ANY_BULK: Final = b"\xff" * ID_BYTES
 class BulkStanding(NamedTuple):
     """The progress of a bulk: its counters, and the number of stored items.
 
-    Fewer are written than counted where a chunk's transaction was committed before its end.
+    It has fewer items than counted if a chunk's transaction was committed before its end.
     """
 
     tally: Tally
@@ -39,9 +39,9 @@ class BulkStanding(NamedTuple):
 
 
 class BegunItem(NamedTuple):
-    """An item without an outcome: its place, the effects that its handler was declared with, and since when.
+    """An item without an outcome: its place, its handler's declared effects, and its age.
 
-    ``effects`` is None where an earlier version of Semel began it; ``age_us`` counts by the store's clock.
+    ``effects`` is None if an earlier version of Semel began it; ``age_us`` is by the store's clock.
     """
 
     place: int
@@ -66,7 +66,7 @@ class Items:
         self._sql = self._dialect.statements(NOUN)
 
     def begin(self, grant: Grant, total: int) -> Flow[BulkStanding | None]:
-        """The progress of the bulk at the start of a run; None: superseded."""
+        """Begin a run: create the bulk's counters if it is new, and return its progress; None: superseded."""
         yield from self._dialect.commit_together()
         if not (yield from self.hold(grant)):
             return None
@@ -74,9 +74,9 @@ class Items:
         return (yield from self.standing(grant))
 
     def enter(self, grant: Grant, was: Tally, now: Tally) -> Flow[bool]:
-        """The first write of a chunk's transaction: who commits it early leaves a count that its items do not bear out.
+        """Write the counters first in a chunk's transaction, so that an early commit leaves a visible mismatch.
 
-        False where the bulk is not where the caller believes, or has another holder.
+        False if the bulk is not where the caller expects it, or has another holder.
         """
         standing = yield from self.standing(grant)
         if standing is None or standing.tally != was or standing.written != was.done:
@@ -88,7 +88,7 @@ class Items:
         return (yield from self._dialect.write(self._sql["hold"], _holder(grant))) == 1
 
     def hold_in_unit(self, grant: Grant) -> Ask[Any]:
-        """As :meth:`hold`, as the one ask with which a store that settles by proof ends a unit."""
+        """As :meth:`hold`, in the one ask that ends a unit in a store that settles by proof."""
         params = _holder(grant)
         return (
             Query(self._sql["hold_in_unit"], params)
@@ -97,14 +97,14 @@ class Items:
         )
 
     def standing(self, grant: Grant) -> Flow[BulkStanding | None]:
-        """The progress of the bulk, for its holder only; None: superseded."""
+        """Return the progress of the bulk, for its holder only; None: superseded."""
         rows = yield from self._dialect.rows(self._sql["standing"], _holder(grant))
         return BulkStanding(_tally(rows[0][:-1]), cast(int, rows[0][-1])) if rows else None
 
     def advance(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool]:
-        """Write outcomes (and which items have begun) beside the counters; False where another chunk was first.
+        """Write outcomes (and which items have begun) with the counters; False if another chunk was first.
 
-        It is only right in the transaction of a :meth:`hold`.
+        Call it only in the transaction of a :meth:`hold`.
         """
         counted = {**now._asdict(), "operation_id": grant.operation_id, "was": was.done}
         del counted["total"]
@@ -124,14 +124,14 @@ class Items:
             yield from self._dialect.write_all(self._sql["put_item"], each)
 
     def advance_held(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool | None]:
-        """:meth:`hold` and :meth:`advance` in one commit. None: superseded; False: another chunk was first."""
+        """Perform :meth:`hold` and :meth:`advance` in one commit. None: superseded; False: another chunk was first."""
         yield from self._dialect.commit_together()
         if not (yield from self.hold(grant)):
             return None
         return (yield from self.advance(grant, was, now, puts))
 
     def find_begun(self, grant: Grant, done: int, limit: int) -> Flow[list[BegunItem]]:
-        """Items that have begun and have no outcome."""
+        """Find items that have begun and have no outcome."""
         params: Values = {"operation_id": grant.operation_id, "first": 0, "done": done, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["begun"], params)
         return [
@@ -144,14 +144,14 @@ class Items:
         return (yield from self._dialect.write(self._sql["relinquish"], _holder(grant)))
 
     def tally(self, operation_id: bytes) -> Flow[Tally | None]:
-        """The progress of a bulk; None if there is none with this id."""
+        """Return the progress of a bulk; None if there is none with this id."""
         rows = yield from self._dialect.rows(self._sql["tally"], {"operation_id": operation_id})
         return _tally(rows[0]) if rows else None
 
     def newest(self, before: bytes, limit: int) -> Flow[list[tuple[bytes, Tally]]]:
-        """A page of bulks, the newest first: their operation ids, and how far each is.
+        """Read a page of bulks, newest first: their operation ids and progress.
 
-        Parameters: ``before`` the last id of the page before, or :data:`ANY_BULK`.
+        Parameters: ``before`` the previous page's last id, or :data:`ANY_BULK`.
         """
         rows = yield from self._dialect.rows(self._sql["newest"], {"before": before, "limit": limit})
         return [(cast(bytes, id), _tally(tally)) for id, *tally in rows]
@@ -159,7 +159,7 @@ class Items:
     def page(
         self, operation_id: bytes, after: int, limit: int, state: ItemState | None, retryable: bool
     ) -> Flow[list[ItemOutcome]]:
-        """Outcomes in the order of the request, those after a place (-1: from the first)."""
+        """Read outcomes in the order of the request, after a place (-1: from the first)."""
         params: Values = {
             "operation_id": operation_id,
             "after": after,
@@ -170,7 +170,7 @@ class Items:
         return [_outcome(row) for row in (yield from self._dialect.rows(self._sql["page"], params))]
 
     def codes(self, operation_id: bytes, limit: int) -> Flow[list[Failures]]:
-        """The reasons for failed and unknown items, most frequent first. Reads every item of the bulk."""
+        """Count failed and unknown items by reason, most frequent first. Reads every item of the bulk."""
         rows = yield from self._dialect.rows(self._sql["codes"], {"operation_id": operation_id, "limit": limit})
         return [
             Failures(ItemState(cast(int, state)), cast("str | None", code), bool(retryable), cast(int, count))
@@ -193,7 +193,7 @@ class Items:
 
 
 def _portions(puts: Sequence[ItemOutcome]) -> Iterator[list[ItemOutcome]]:
-    """As many as one statement takes, and one at least."""
+    """Split rows into as many as one statement takes, at least one."""
     portion: list[ItemOutcome] = []
     size = 0
     for put in puts:
@@ -233,5 +233,5 @@ def _outcome(row: Row) -> ItemOutcome:
 
 
 def _age(begun: Value, now: int) -> int:
-    """The time since an item began, in microseconds; the maximum if the value is damaged."""
+    """Return the time since an item began, in microseconds; the maximum if the value is damaged."""
     return now - begun if isinstance(begun, int) else now

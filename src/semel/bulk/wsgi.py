@@ -1,6 +1,6 @@
 """Bulk commands as views of Flask and Django, in threads: the body is the list, the answer has every item.
 
-As ``bulk.endpoint`` does on event loops. The view is the application's own, with its own authentication.
+The counterpart of ``bulk.endpoint`` in threads. The view is the application's own, with its own authentication.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class BulkView:
     """One bulk command over HTTP, in threads; made by ``semel.bulk(...)``. ``answer`` is the view.
 
     Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
-    ``handler`` a function of an item; ``place`` gives the engine and the surface of the running application;
-    ``around`` wraps what runs in its own thread, if the client got 202.
+    ``handler`` a function of an item; ``place`` returns the engine and the surface of the running application;
+    ``around`` wraps the run in its own thread if the client got 202.
     """
 
     answer: Callable[..., Any]
-    counts_path = False  # whether the application takes the list at several paths, which are several commands
+    counts_path = False  # whether the application takes the list at several paths, each a separate command
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class BulkView:
         describe_bulk(operation, self.policy, self.taken, self._surface.key_header)
 
     def close(self) -> None:
-        """Wait for the lists that were answered with 202."""
+        """Wait for lists that were answered with 202."""
         self._accepted.close()
 
     def respond(self, environ: Mapping[str, Any], request: Any, params: Params, path: str) -> Answer | Told:
@@ -173,7 +173,7 @@ class _Work:
         self._size = 0
 
     def run(self, begun: Callable[[str], object] | None) -> BulkResult | Exception:
-        """Run the list, and return its end."""
+        """Run the list, and return its outcome."""
         how = self._how
         try:
             return self._bulk.run(

@@ -12,7 +12,7 @@ from semel.proxy.upstream import IDLE_SECONDS, Upstream
 
 
 class GateApplication(Front):
-    """Checks the keys of ``operations`` in front of ``origin``, and sends each request on one time only."""
+    """Checks the keys of ``operations`` in front of ``origin``, and forwards each request once."""
 
     def __init__(self, origin: UpstreamOrigin, operations: Sequence[Guarded]) -> None:
         upstream = Upstream(origin, {}, idle_seconds=max(IDLE_SECONDS, longest(operations)))
@@ -20,5 +20,5 @@ class GateApplication(Front):
         super().__init__(self._gate, upstream)
 
     def declares(self, method: str, path: str) -> bool:
-        """Whether the gate asks for a key."""
+        """Return whether the gate requires a key."""
         return self._gate.finds(method, path) is not None

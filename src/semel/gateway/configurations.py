@@ -20,7 +20,7 @@ _ADDRESS: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):([0-9]{1,5})")
 _TYPE: Final = "type.googleapis.com/envoy.extensions"
 _LUA: Final = "envoy.filters.http.lua"
 _REQUESTS_AT_ONCE: Final = 1024  # Envoy's own limit of requests to a cluster
-_PROGRAM_SIZE: Final = 20_000  # of the key's grammar in RE2: 3,580, where Envoy allows 100
+_PROGRAM_SIZE: Final = 20_000  # RE2's program size for the key grammar is 3,580; Envoy allows 100 by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Edge:
     ``host:port``; ``problems`` how refusals are written; ``seconds`` until an upstream's answer, None for longer than
     the service's own waits.
 
-    Raises ConfigurationError where an address or the list of operations cannot be used.
+    Raises ConfigurationError if an address or the list of operations cannot be used.
     """
 
     operations: Sequence[Guarded]
@@ -71,14 +71,14 @@ class Edge:
         return [each for each in sort_by_precision(self.operations) if each.header is not None]
 
     def document(self, kind: Kind) -> str:
-        """A refusal's document, without characters that configurations read in their own ways."""
+        """Return a refusal's document, without characters that are special in configurations."""
         text = refusal(kind, self.problems)[1].decode("ascii")
         if set("'\\`$") & set(text):
-            raise ConfigurationError("type_base holds a quote, a backslash or a dollar: no configuration can repeat it")
+            raise ConfigurationError("type_base holds a quote, a backslash or a dollar: no configuration can hold it")
         return text
 
     def about(self, mark: str, *lines: str) -> str:
-        """The comment that a configuration begins with."""
+        """Return the comment at the top of a configuration."""
         operations = sort_by_precision(self.operations)
         named = [f"  {'|'.join(each.methods)} {_plain(each.path)} ({_plain(each.name)})" for each in operations]
         said = [
@@ -97,7 +97,7 @@ def _plain(text: str) -> str:
 
 
 def nginx(edge: Edge) -> str:
-    """A whole ``nginx.conf``."""
+    """Return a whole ``nginx.conf``."""
     pattern = KEY.replace('"', "")
     variable = edge.header.lower().replace("-", "_")
     classes = "".join(
@@ -189,7 +189,7 @@ def _class(operation: Guarded) -> str:
 
 
 def haproxy(edge: Edge) -> str:
-    """A whole ``haproxy.cfg``."""
+    """Return a whole ``haproxy.cfg``."""
     rules = ""
     for number, each in enumerate(edge.guarded):
         rules += f"    acl semel_method_{number} method {' '.join(each.methods)}\n"
@@ -250,7 +250,7 @@ backend semel_service
 
 
 def envoy(edge: Edge) -> str:
-    """A whole ``envoy.yaml``, written as JSON, which is YAML too."""
+    """Return a whole ``envoy.yaml``, written as JSON, which is YAML too."""
     present = {"name": edge.header.lower(), "present_match": True}
     good = {"name": edge.header.lower(), "string_match": {"safe_regex": {"regex": KEY}}}
     timeout = f"{edge.timeout}s"
@@ -382,7 +382,7 @@ def _socket(address: str) -> dict[str, Any]:
 
 
 def caddy(edge: Edge) -> str:
-    """A whole ``Caddyfile``."""
+    """Return a whole ``Caddyfile``."""
     field = f"{{header.{edge.header}}}"
     hidden = f"request>headers>{edge.header} delete"
 

@@ -20,19 +20,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class KeyGate:
-    """Checks the key of each declared command and passes the request on as it is. It makes no key and changes none.
+    """Checks the key of each declared command and forwards the request unchanged. It makes no key and changes none.
 
     The service behind it enforces idempotency; this layer only refuses early what the service would refuse.
 
-    Parameters: ``app`` the ASGI application behind it; ``operations`` what needs a key; ``problems`` how refusals are
-    written, as the service's own.
+    Parameters: ``app`` the ASGI application behind it; ``operations`` that need a key; ``problems`` the format of
+    refusals, as in the service.
 
     Another spelling of a declared path, such as ``/Payments/`` or ``/payments.json``, needs a key as well: the service
-    may take it for the same operation. The scope of a request whose key was checked has ``semel.keyed``. A command in
-    TLS early data (``Early-Data: 1``) is refused with 425, and a key that ``Connection`` names with 400: the next proxy
-    drops it.
+    may route it to the same operation. A request with a checked key has ``semel.keyed`` in its scope. The gate refuses
+    a command in TLS early data (``Early-Data: 1``) with 425, and a key header that ``Connection`` names with 400: the
+    next proxy would drop it.
 
-    Raises ConfigurationError where ``operations`` is empty.
+    Raises ConfigurationError if ``operations`` is empty.
 
     >>> KeyGate(app=None, operations=[Guarded("pay", ("POST",), "/payments")]).finds("POST", "/payments").name
     'pay'
@@ -49,9 +49,9 @@ class KeyGate:
         self._problems = problems or Problems()
 
     def finds(self, method: str, path: str, raw_path: bytes = b"") -> Guarded | None:
-        """The operation of a request, by its method and its decoded path, None where none is declared.
+        """Return the operation of a request, by its method and its decoded path; None if none is declared.
 
-        Parameters: ``raw_path`` as it came over the wire, for services that split it before they decode it.
+        Parameters: ``raw_path`` as received, for services that split it before they decode it.
         """
         method = method.upper()
         if method not in self._methods:
@@ -81,7 +81,7 @@ class KeyGate:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _check(self, scope: Scope) -> Kind | bool:
-        """The refusal of a request; True if it has a valid key, False if it has none and needs none."""
+        """Return the refusal of a request; True if it has a valid key, False if it has none and needs none."""
         operation = self.finds(scope["method"], scope["path"], scope.get("raw_path") or b"")
         if operation is None or operation.header is None:
             return False

@@ -1,7 +1,7 @@
 """The rules that a gateway enforces for each operation, as patterns that every proxy understands.
 
-A gateway checks that a key is there and well formed. It never makes a key, never changes one, and it sends a command to
-another upstream only where the command has a key and every upstream shares one store.
+A gateway checks that a key is present and well formed. It never makes or changes a key, and it retries a command on
+another upstream only if the command has a key and all upstreams share one store.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from semel.proxy.configuration import Proxied
 
 KEY_HEADER: Final = "Idempotency-Key"
 # The grammar of semel.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
-# key, or a quoted one with parameters. The service refuses the rest that is no key.
+# key, or a quoted one with parameters. The service refuses the remaining malformed keys.
 BARE: Final = r"[!#-+\x2d-:<-~]{1,255}"
 QUOTED: Final = r"\x22([!#-\x5b\x5d-~]|\x5c[\x22\x5c]){1,255}\x22( *;[ -~]*)?"
 KEY: Final = f"^({BARE}|{QUOTED})$"
-MARGIN_SECONDS: Final = 30  # for the handler itself; a proxy that gives up first hides the service's answer
+MARGIN_SECONDS: Final = 30  # for the handler itself; a proxy that times out first hides the service's answer
 
 _HOLE: Final = re.compile(r"\{(\w+)(?::(\w+))?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 _WHOLE: Final = {"path"}
@@ -37,8 +37,8 @@ class Guarded:
 
     Parameters: ``name`` for comments; ``methods`` in upper case; ``path`` a template such as ``/orders/{id}/cancel``,
     or one that ends with ``*``; ``required`` whether a request without a key is refused; ``header`` that has the key,
-    None where the key comes from the path or the body; ``shared`` whether all upstreams share the operation's store, so
-    that another one may be asked; ``seconds`` that the service may take for an answer.
+    None if the key comes from the path or the body; ``shared`` whether all upstreams share the operation's store, so
+    that the proxy may retry on another one; ``seconds`` that the service may take to answer.
 
     >>> Guarded("pay", ("POST",), "/payments/{id:int}").pattern
     '^/payments/[^/]+$'
@@ -67,7 +67,7 @@ class Guarded:
 
     @property
     def lenient_pattern(self) -> str:
-        """The same for a path in its normal spelling (semel.http.spelling), which a lenient service may take for it."""
+        """The same for a path's normal spelling (semel.http.spelling), which a lenient service may accept."""
         parts = []
         for part in self.path.split("/"):
             parts += [part.casefold()] if _HOLE.search(part) else normal_segments(part)
@@ -87,7 +87,7 @@ def _pattern(path: str) -> str:
 
 
 def _literal(text: str) -> str:
-    r"""A text as a pattern that matches it alone; anything unusual as ``\x..`` of its UTF-8 bytes.
+    r"""Return a pattern that matches only this text; unusual characters become ``\x..`` of their UTF-8 bytes.
 
     >>> _literal("/a b.c")
     '/a\\x20b\\x2ec'
@@ -98,7 +98,7 @@ def _literal(text: str) -> str:
 
 
 def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Headers and document of a refusal: those of the service, with nothing of the request in them."""
+    """Return headers and document of a refusal: as the service's own, but without data from the request."""
     text = {
         MISSING_KEY: "The request has no Idempotency-Key; send one that is unique to this command.",
         TOO_EARLY: "Send the command again once the handshake is complete.",
@@ -109,17 +109,17 @@ def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], 
 
 
 def longest(operations: Iterable[Guarded]) -> int:
-    """A proxy's timeout in whole seconds: longer than any duplicate waits in the service."""
+    """Return a proxy's timeout in whole seconds: longer than any duplicate waits in the service."""
     return int(max((each.seconds for each in operations), default=0.0)) + MARGIN_SECONDS
 
 
 def sort_by_precision(operations: Iterable[Guarded]) -> list[Guarded]:
-    """Exact paths before templates, templates before everything: the first that matches counts."""
+    """Sort exact paths before templates, and templates before wildcards: the first match counts."""
     return sorted(operations, key=lambda each: (each.path.endswith("*"), len(_HOLE.findall(each.path)), each.path))
 
 
 def find_guarded(app: Any) -> list[Guarded]:
-    """The operations of an ASGI or WSGI application, as a gateway has to know them."""
+    """Return the operations of an ASGI or WSGI application, as a gateway has to know them."""
     found = []
     for each in discover(app).operations:
         if not each.path:
@@ -141,7 +141,7 @@ def find_guarded(app: Any) -> list[Guarded]:
 
 
 def read_guarded(configuration: Proxied) -> list[Guarded]:
-    """The operations that ``operations.toml`` declares, as a gateway has to know them."""
+    """Return the operations that ``operations.toml`` declares, as a gateway has to know them."""
     return [
         Guarded(
             str(each.name),

@@ -1,4 +1,5 @@
-"""A message's life: looked for, begun in a transaction, handled in it, proven and committed; or counted as failed."""
+"""The life of a message: look it up, begin it in a transaction, handle it there, prove and commit; or count a
+failure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _LEFT_WRITES = (
 def enter(
     rows: InboxRows, message_id: str, deliveries: int, tries_max: int, begin: Begin
 ) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
-    """Begin a message: what its delivery gets at once, or the open transaction to handle it in."""
+    """Begin a message: return its receipt if it is settled already, or the open transaction to handle it in."""
     seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))
     if seen is not None and seen.receipt is not None:
         return seen.receipt, None
@@ -40,10 +41,10 @@ def enter(
     yield from ask(Rollback(unit))
     if met is not None:
         return met, None
-    # The message may have ended its worker each time; or the broker also counts deliveries that found the store
-    # unreachable, or another worker busy with it. No worker has it now. This try is counted before it begins, so that a
+    # The message may have killed its worker each time; or the broker also counts deliveries that found the store
+    # unreachable, or another worker busy with it. No worker has it now. Count this try before it begins, so that a
     # try whose worker dies counts.
-    reason = f"delivered {deliveries} times, and no worker came to its end"
+    reason = f"delivered {deliveries} times, and no worker finished it"
     if seen is not None and seen.tries >= tries_max:
         parked: Seen = yield from ask(
             Perform("inbox", lambda: rows.note_failure(message_id, reason, tries_max, step=0))
@@ -57,7 +58,7 @@ def leave(store: Store, rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow
     """Commit a message's transaction, if its row is still in it.
 
     Raises EarlyCommit; HandlerRefused: the handler's fault, and nothing of it remains; StoreError: a redelivery finds
-    out.
+    the outcome.
     """
     if store.capabilities.settles_by_proof:
         stands = yield from ask(SettleWithin(unit, rows.prove(message_id)))
@@ -76,9 +77,9 @@ def leave(store: Store, rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow
 
 
 def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None]:
-    """Roll a message's transaction back; PARKED where the server could not undo all that the handler wrote.
+    """Roll back a message's transaction; PARKED if the server could not undo all of the handler's writes.
 
-    Raises EarlyCommit where its handler had committed it.
+    Raises EarlyCommit if the handler had committed it.
     """
     try:
         seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while no other worker can have it
@@ -92,7 +93,7 @@ def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None
 
 
 def let_go(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None]:
-    """Roll back, and park the message if writes remain: handling it again would repeat them."""
+    """Roll back, and park the message if writes remain: a retry would repeat them."""
     yield from ask(Rollback(unit))
     if not has_left_writes(unit):
         return None
@@ -100,13 +101,13 @@ def let_go(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | No
 
 
 def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Receipt | None]:
-    """Count a failure; what its delivery gets if it was the last one. ``step`` 0: it was counted when it began."""
+    """Count a failure; return the receipt if it was the last try. ``step`` 0: the try was counted when it began."""
     seen: Seen = yield from ask(Perform("inbox", lambda: rows.note_failure(message_id, reason, tries, step=step)))
     return seen.receipt
 
 
 def purge_messages(store: Store, chunk: int) -> Flow[Purged]:
-    """Forget the messages of every consumer that no broker delivers again, chunk by chunk; how many."""
+    """Delete messages of all consumers that no broker redelivers, chunk by chunk; return how many."""
     rows = InboxRows(store, "", 1, 0)
     forgotten = 0
     while True:

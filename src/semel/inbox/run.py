@@ -1,4 +1,4 @@
-"""Consumers that handle each message once: what threads and event loops share, and both forms."""
+"""Consumers that handle each message once: the sync and async forms, and their shared part."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _JOIN: Final = "join your own transaction: with inbox.within(connection, message
 
 
 class Poison(Exception):
-    """Raise it from a message's handler: it can never be handled, park it at once.
+    """Raise it from a handler to park the message at once: it can never be handled.
 
     >>> raise Poison("the order's currency is unknown")
     Traceback (most recent call last):
@@ -61,7 +61,7 @@ class Poison(Exception):
 class Message:
     """A handler's input: the message's id, and the connection that commits with it.
 
-    ``receipt`` is None where it is to be handled; only :meth:`Inbox.within` hands out others.
+    ``receipt`` is None if the message is to be handled; only :meth:`Inbox.within` returns others.
     """
 
     consumer: str
@@ -70,14 +70,14 @@ class Message:
     receipt: Receipt | None = None
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for one downstream call, the same for each delivery. Raises PolicyError where the call has no name."""
+        """Return a key for one downstream call, the same in each delivery. Raises PolicyError without a name."""
         if not name:
             raise PolicyError("key_for needs a name, such as message.key_for('charge')")
         return derive_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
 
 
 def _where(name: str) -> str:
-    """Where an option belongs that is none of an inbox's: to what delivers the messages, or what it may be meant for.
+    """Return a hint for an option that an inbox does not have: it belongs to an adapter, or is misspelled.
 
     >>> _where("retry_second"), _where("tries")
     ("it belongs to the broker's adapter, such as inbox_task(inbox, retry_seconds=...)", "did you mean 'tries_max'?")
@@ -113,7 +113,7 @@ class _Inbox:
         return enter(self._rows, message_id, deliveries, self.tries_max, begin)
 
     def _leave(self, message_id: str, unit: AnyUnit, deliveries: int) -> Flow[Receipt]:
-        """Commit. Raises HandlerRefused, counted as the handler's failure, unless the message is parked with it."""
+        """Commit. HandlerRefused counts as the handler's failure, and is raised unless that parks the message."""
         try:
             yield from leave(self._backend.store, self._rows, unit, message_id)
         except HandlerRefused as error:
@@ -126,7 +126,7 @@ class _Inbox:
     def _record_failure(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int
     ) -> Flow[Receipt | None]:
-        """Undo, and count the failure where it is the message's."""
+        """Roll back, and count the failure if the message caused it."""
         parked = yield from undo(self._rows, unit, message_id)
         if parked is not None:
             return parked
@@ -134,7 +134,7 @@ class _Inbox:
         if (of_the_store and not _locks_out(unit, error)) or is_wrong_for_all(error):
             if deliveries > self.tries_max:
                 yield from self._take_back(message_id, error)
-            return None  # the next delivery may fare better, or no message would
+            return None  # the next delivery may succeed, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
         text = _text_of(error)
         reason = f"{type(error).__name__}: {text}" if not isinstance(error, Poison) else text
@@ -142,9 +142,9 @@ class _Inbox:
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
     def _take_back(self, message_id: str, error: Exception) -> Flow[None]:
-        """Take back a try that was counted before it began: its worker lives, and the message is at no fault.
+        """Uncount a try that was counted before it began: its worker lives, and the message is not at fault.
 
-        A store that is away keeps it.
+        During a store outage the try stays counted.
         """
         with suppress(SemelError):
             yield from note_failure(self._rows, message_id, f"{type(error).__name__}: {_text_of(error)}", 0, step=-1)
@@ -152,7 +152,7 @@ class _Inbox:
     def _record_failure_or_retry(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int
     ) -> Flow[Receipt | None]:
-        """The receipt of a delivery whose handler raised; None: raise its exception. BUSY: run it again at once."""
+        """Return the receipt after a handler's exception; None: raise the exception. BUSY: run it again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
             return (yield from undo(self._rows, unit, message_id)) or Receipt.BUSY
         return (yield from self._record_failure(message_id, unit, error, deliveries))
@@ -161,12 +161,11 @@ class _Inbox:
 class Inbox(_Inbox):
     """Handles each message of one consumer once, on an :class:`~semel.Engine`.
 
-    Parameters: ``consumer`` whose messages they are (another consumer handles the same ones for itself); ``tries_max``
-    after so many failures a message is parked; ``keep_seconds`` how long a handled message is remembered: longer than
-    its broker delivers again. The broker's adapter decides how soon a failed message is redelivered.
+    Parameters: ``consumer`` the consumer's name (other consumers handle the same messages independently); ``tries_max``
+    failures after which a message is parked; ``keep_seconds`` how long a handled message is remembered: longer than its
+    broker may redeliver it. The broker's adapter decides how soon a failed message is redelivered.
 
-    Raises PolicyError for a value that cannot be and for an unknown option, and ConfigurationError where the store is
-    no SQL database.
+    Raises PolicyError for an invalid value or unknown option, and ConfigurationError if the store is no SQL database.
 
     >>> import tempfile
     >>> from semel import Engine, Inbox
@@ -198,11 +197,11 @@ class Inbox(_Inbox):
     def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
         """Handle a message once: the handler's writes on ``message.connection`` commit with the inbox's record of it.
 
-        Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
-        each try is counted before it begins, so that what ends its worker every time is parked.
+        Parameters: ``deliveries`` how often the broker has delivered it, if known: above ``tries_max`` each try is
+        counted before it begins, so that a message that kills its worker every time is parked.
 
-        Raises the handler's own exception (deliver it again); HandlerRefused: the database refused to commit what the
-        handler wrote, which counts as its failure; HandlerError: the handler is no plain function; EarlyCommit,
+        Raises the handler's own exception (redeliver the message); HandlerRefused: the database refused to commit the
+        handler's writes, which counts as its failure; HandlerError: the handler is no plain function; EarlyCommit,
         StoreError.
         """
         run = 0
@@ -221,7 +220,7 @@ class Inbox(_Inbox):
     def _handle_once(
         self, hold: Hold[AnyUnit], message_id: str, handler: Callable[[Message], object], deliveries: int, run: int
     ) -> Receipt | None:
-        """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
+        """Handle one delivery from its claim to its end; None: it met a conflict, and the caller retries at once."""
         met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
         if unit is None:
             return _require_receipt(met)
@@ -244,25 +243,26 @@ class Inbox(_Inbox):
     def within(self, connection: Any, message_id: str) -> Iterator[Message]:
         """Join your own transaction: ``with inbox.within(session, id) as message: if message.receipt is None: ...``.
 
-        You commit, or roll back, also after a failure; then :meth:`failed` counts it. Raises JoinRefused, StoreError.
+        You commit or roll back; after the rollback :meth:`note_failure` counts a failure. Raises JoinRefused,
+        StoreError.
         """
         joined = Begin(lambda: self._backend.join(connection))
         met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
         yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
     def note_failure(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
-        """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
+        """Count a failure of your own transaction, after its rollback; return whether the message is parked now."""
         return self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
 
     def once(
         self, id_of: Callable[..., str]
     ) -> Callable[[Callable[Concatenate[Message, P], object]], Callable[P, Receipt]]:
-        """A decorator for consumers of any library: the handler gets the :class:`Message` before its own arguments.
+        """Decorate a consumer of any library: the handler gets the :class:`Message` before its own arguments.
 
         Parameters: ``id_of`` finds the message's id in those arguments.
 
-        The function that it makes raises what :meth:`handle` raises, and InProgressError instead of the receipt BUSY: a
-        library acknowledges what returns.
+        The decorated function raises the errors of :meth:`handle`, and InProgressError instead of the receipt BUSY: a
+        library acknowledges a message when its function returns.
         """
 
         def decorate(handler: Callable[Concatenate[Message, P], object]) -> Callable[P, Receipt]:
@@ -271,17 +271,17 @@ class Inbox(_Inbox):
                 id = id_of(*args, **named)
                 return _require_end(id, self.handle(id, lambda message: handler(message, *args, **named)))
 
-            del consume.__wrapped__  # readers of its signature must not see the message
+            del consume.__wrapped__  # hide the message from readers of its signature
             return consume
 
         return decorate
 
     def find_parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
-        """Messages that wait for an operator, by name."""
+        """Find messages that wait for an operator, by name."""
         return self._engine.perform("inbox", lambda: self._rows.find_parked(after, limit))
 
     def release(self, message_id: str) -> bool:
-        """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""
+        """Forget a parked message's tries, so that it may be redelivered; False if it was handled."""
         return self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     def purge(self, *, chunk: int = 500) -> int:
@@ -310,7 +310,7 @@ class AsyncInbox(_Inbox):
     async def handle(
         self, message_id: str, handler: Callable[[Message], Awaitable[object]], *, deliveries: int = 1
     ) -> Receipt:
-        """As :meth:`Inbox.handle`. A cancelled handler's writes are undone, and no failure is counted."""
+        """As :meth:`Inbox.handle`. A cancelled handler's writes are rolled back, and no failure is counted."""
         run = 0
         while True:
             run += 1
@@ -368,11 +368,11 @@ class AsyncInbox(_Inbox):
         return decorate
 
     async def find_parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
-        """Messages that wait for an operator, by name."""
+        """Find messages that wait for an operator, by name."""
         return await self._engine.perform("inbox", lambda: self._rows.find_parked(after, limit))
 
     async def release(self, message_id: str) -> bool:
-        """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""
+        """Forget a parked message's tries, so that it may be redelivered; False if it was handled."""
         return await self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     async def purge(self, *, chunk: int = 500) -> int:
@@ -380,11 +380,11 @@ class AsyncInbox(_Inbox):
         return (await self._drive(purge_messages(self._engine.store, chunk))).forgotten
 
     async def _drive(self, flow: Flow[T]) -> T:
-        """To its end, also where the caller is cancelled meanwhile: a commit is never cut in half."""
+        """Run to completion even if the caller is cancelled: a commit is never cut in half."""
         reply, cancelled = await whole(self._engine._performer.drive(flow))
         if cancelled is None:
             return reply
-        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a caller who is gone: nothing was written
+        if isinstance(reply, tuple) and reply[1] is not None:  # begun for a cancelled caller: nothing was written
             await whole(self._engine._performer.drive(ask(Rollback(reply[1]))))
         raise cancelled
 
@@ -392,7 +392,7 @@ class AsyncInbox(_Inbox):
 def _into(
     hold: Hold[AnyUnit], entered: Flow[tuple[Receipt | None, AnyUnit | None]]
 ) -> Flow[tuple[Receipt | None, AnyUnit | None]]:
-    """The same, with the unit given to the hold as well."""
+    """Enter a message, and give its unit to the hold."""
     met, unit = yield from entered
     if unit is not None:
         hold.give(unit)
@@ -400,7 +400,7 @@ def _into(
 
 
 def check_over(returned: object) -> object:
-    """What a handler has returned; HandlerError if it is work that has not begun."""
+    """Check a handler's result; HandlerError if it is work that has not begun."""
     if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()  # otherwise Python warns that it was never awaited
@@ -409,14 +409,14 @@ def check_over(returned: object) -> object:
 
 
 async def await_over(begun: object) -> object:
-    """What a coroutine function's handler returns in the end; HandlerError where it was another function."""
+    """Await a coroutine handler's result; HandlerError if the handler is no coroutine function."""
     if not inspect.isawaitable(begun):
         raise HandlerError(_NOT_AWAITED.format(kind=name_type(begun)))
     return check_over(await begun)
 
 
 def _text_of(error: Exception) -> str:
-    """What an exception says; one that cannot say it has failed all the same."""
+    """Return an exception's text, also if its ``__str__`` fails."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - the code of any library
@@ -424,7 +424,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _locks_out(unit: AnyUnit, error: Exception) -> bool:
-    """Whether a handler has waited for its own transaction: SQLite's file has one write lock. So will each next try."""
+    """Return whether a handler has waited for its own transaction (SQLite has one write lock): so will each retry."""
     asked: Callable[[Exception], bool] | None = getattr(unit, "locks_out", None)
     return asked is not None and asked(error)
 
@@ -436,7 +436,7 @@ def _require_receipt(met: Receipt | None) -> Receipt:
 
 def _require_end(message_id: str, receipt: Receipt) -> Receipt:
     if receipt is Receipt.BUSY:
-        raise InProgressError(f"another worker is at message {message_id}; deliver it again later")
+        raise InProgressError(f"another worker is handling message {message_id}; deliver it again later")
     return receipt
 
 

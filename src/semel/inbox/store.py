@@ -1,7 +1,7 @@
 """The inbox: record the messages that a consumer has handled, in the same transaction as their effects.
 
-A message is named by its consumer and its own id. The row is written first in the message's transaction and proven
-last; a failure is counted in its own transaction.
+A message's key is its consumer and its own id. Its transaction writes the row first and proves it last; a failure is
+counted in a separate transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Receipt(Enum):
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # it was handled before; nothing was done again
     PARKED = "parked"  # it failed too often, now or before; an operator has it
-    BUSY = "busy"  # another worker is at it: deliver it again later
+    BUSY = "busy"  # another worker is handling it: deliver it again later
 
 
 class Seen(NamedTuple):
@@ -54,7 +54,7 @@ class Tried(NamedTuple):
     tries: int
     parked_at: int | None
     reason: str | None
-    damage: str | None = None  # what cannot be read of it
+    damage: str | None = None  # its unreadable part
 
 
 class Backlog(NamedTuple):
@@ -62,7 +62,7 @@ class Backlog(NamedTuple):
 
     tried: int
     parked: int
-    parked_us: int  # for how long the first has been parked
+    parked_us: int  # how long ago the first one was parked
 
 
 class Parked(NamedTuple):
@@ -104,7 +104,7 @@ class InboxRows:
         return {"consumer": self._consumer, "message_id": message_id, **more}
 
     def look(self, message_id: str) -> Flow[Seen | None]:
-        """The recorded state of a message; None if it is new."""
+        """Return the recorded state of a message; None if it is new."""
         rows = yield from self._dialect.rows(self._sql["look"], self._params(message_id))
         if not rows:
             return None
@@ -115,7 +115,7 @@ class InboxRows:
         return Seen(handled_at is not None, tries, parked_at, reason)
 
     def enter(self, message_id: str) -> Flow[Receipt | None]:
-        """Begin a message in its transaction; None: it is this transaction's to handle."""
+        """Begin a message in its transaction; None: handle it in this transaction."""
         if "lock" in self._sql:
             digest = hashlib.sha256(frame(self._consumer, message_id)).digest()[:8]
             number = int.from_bytes(digest, "big", signed=True)
@@ -130,22 +130,22 @@ class InboxRows:
         return Receipt.BUSY if seen is None else seen.receipt or Receipt.BUSY
 
     def prove(self, message_id: str) -> Ask[Any]:
-        """The last ask of a message's transaction: its row is this transaction's own still."""
+        """Prove, as the last ask of a message's transaction, that the row is still this transaction's own."""
         return self._dialect.last_write(self._sql["prove"], self._params(message_id))
 
     def prove_within(self, message_id: str) -> Flow[bool]:
-        """As :meth:`prove`, where a store does not settle by proof."""
+        """As :meth:`prove`, for stores that do not settle by proof."""
         return (yield from self._dialect.write(self._sql["prove"], self._params(message_id))) == 1
 
     def note_failure(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
-        """Count a try that came to nothing.
+        """Count a failed try.
 
-        Parameters: ``tries`` how many there were at least; ``step`` 0 where it was counted before it began.
+        Parameters: ``tries`` how many there were at least; ``step`` 0 if this one was counted before it began.
         """
         return (yield from self._count(message_id, reason, tries, step, self.tries_max))
 
     def note_begin(self, message_id: str, reason: str) -> Flow[Seen]:
-        """Count a try before it begins, since it may end its worker; it does not park the message."""
+        """Count a try before it begins, since it may kill its worker; this does not park the message."""
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
     def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:
@@ -160,15 +160,15 @@ class InboxRows:
         return seen
 
     def find_parked(self, after: str, limit: int) -> Flow[list[Parked]]:
-        """A page of what waits for an operator, by name."""
+        """Read a page of messages that wait for an operator, by name."""
         params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["parked"], params)
         return [_make_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
 
     def open(self, after: tuple[str, str], limit: int, *, parked: bool) -> Flow[list[Tried]]:
-        """A page of tried, unhandled messages; of every consumer if this one's name is empty.
+        """Read a page of tried, unhandled messages; of every consumer if this one's name is empty.
 
-        Parameters: ``after`` the consumer and the id of the last one of the page before; ``parked`` those alone.
+        Parameters: ``after`` the consumer and id of the previous page's last message; ``parked`` only parked ones.
         """
         params: Values = {
             "consumer": self._consumer,
@@ -187,7 +187,7 @@ class InboxRows:
         return Backlog(tried, parked, max(0, now - since) if isinstance(since, int) else 0)
 
     def release(self, message_id: str) -> Flow[bool]:
-        """Forget a message's tries; False where it was handled, or never met."""
+        """Forget a message's tries; False if it was handled, or is unknown."""
         return (yield from self._dialect.write(self._sql["release"], self._params(message_id))) == 1
 
     def purge(self, chunk: int) -> Flow[Purged]:

@@ -1,7 +1,7 @@
-"""The shared part of the ASGI frameworks: declare an operation on an endpoint, and claim inside it.
+"""The shared part of the ASGI frameworks: declares an operation on an endpoint, and claims inside it.
 
-A framework's own file says how an endpoint is given its arguments, in what an answer is returned, and what runs a
-function in a thread.
+A framework's own file defines how an endpoint gets its arguments, the type of an answer, and how to run a function in a
+thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EndpointCommands(Generic[R]):
 
     permit: Any = PermitHere()
     atomic_session: Any = SessionHere()
-    way = WAY  # how the application gets its capture
+    way = WAY  # the remedy if the application lacks its capture
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class EndpointCommands(Generic[R]):
         self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, DeclaredEndpoint] = {}
         self._bulks: list[str] = []
-        self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
-        self.completes = False  # whether the application that this is installed in runs a completer
+        self.import_jobs: dict[str, Any] = {}  # by the path of their jobs
+        self.completes = False  # whether the application runs a completer
         self._kept_alive = KeptAlive()
         self._on_loop: set[int] = set()  # the declared endpoints that are coroutine functions, by id
         self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
@@ -93,10 +93,10 @@ class EndpointCommands(Generic[R]):
     ) -> Callable[[F], F]:
         """Declare an endpoint as an operation; ``options`` are those of :class:`~semel.policy.Policy`.
 
-        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its
-        options; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths mean the
-        same, or None: it counts where the application routes to the endpoint by several templates. Write it *below* the
-        framework's own decorator.
+        Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy``, or its options;
+        ``paths`` whether the path counts in the fingerprint: "apart"; "one" if all of its paths mean the same; None:
+        only if the application routes several templates to the endpoint. Write it *below* the framework's own
+        decorator.
 
         Raises PolicyError and ConfigurationError, when the application is built.
         """
@@ -154,7 +154,7 @@ class EndpointCommands(Generic[R]):
 
     @asynccontextmanager
     async def _importing(self) -> AsyncIterator[None]:
-        """Run the application's imports meanwhile."""
+        """Run the application's imports during the block."""
         async with AsyncExitStack() as stack:
             for jobs in self.import_jobs.values():
                 from semel.imports.worker import ImportWorker
@@ -177,7 +177,7 @@ class EndpointCommands(Generic[R]):
         raise NotImplementedError
 
     def fill_parameters(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
-        """Find the parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
+        """Find the parameters of an endpoint that Semel fills. Raises ConfigurationError if it cannot fill them."""
         filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, blocking=self.engine.store.capabilities.blocking_units)
@@ -195,11 +195,11 @@ class EndpointCommands(Generic[R]):
         raise NotImplementedError
 
     def _scope_of(self, request: Any) -> Mapping[str, Any]:
-        """Return the request as a mapping of its scope, which the ``caller`` function is asked with."""
+        """Return the request as a mapping of its scope, the argument of the ``caller`` function."""
         return request  # type: ignore[no-any-return]
 
     def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
-        """Return how long a body of this endpoint's command may be, and whether the endpoint is known to be one."""
+        """Return the longest body of this endpoint's command, and whether the endpoint is known to be a command."""
         if inspect.isclass(endpoint):
             endpoint = getattr(endpoint, method.lower(), None)
         declared = getattr(endpoint, DECLARED, None)
@@ -244,12 +244,12 @@ class EndpointCommands(Generic[R]):
             raise
 
     def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:
-        """Read the path's parameters, with the path itself where it counts."""
+        """Read the path's parameters, and the path itself if it counts."""
         values = request.path_params
         if not values and not declared.route.counts_path:
             return ()
         if declared.policy.key_from is not None or declared.policy.reference_from is not None:
-            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
+            # Converted as for the endpoint: 7 and 07 name one invoice, as do a UUID's upper and lower case.
             read = self._read_params(request, kwargs)
             texts = {name: parameter_text(read.get(name, value)) for name, value in values.items()}
             values = {name: value if texts[name] is None else texts[name] for name, value in values.items()}
@@ -272,7 +272,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         sessions: tuple[str, ...],
     ) -> Any:
-        """Call the endpoint of an ATOMIC command, for as long as its transaction may be open."""
+        """Call the endpoint of an ATOMIC command, limited to the time that its transaction may be open."""
         called: Awaitable[Any]
         if not sessions:
             called = self._call(endpoint, args, kwargs)
@@ -300,7 +300,7 @@ class EndpointCommands(Generic[R]):
 
         with session_on(connection, expire_on_commit=False) as session:
             result = await self._call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
-            session.commit()  # of SQLite, which waits for nothing inside the unit
+            session.commit()  # SQLite's: it waits for nothing inside the unit
             return result
 
     async def _call_with_async_session(
@@ -321,7 +321,7 @@ class EndpointCommands(Generic[R]):
 
 
 def may_claim(endpoint: object) -> bool:
-    """Whether the body must be kept for this endpoint: not yet known, declared, or itself an application."""
+    """Return whether to keep the body for this endpoint: it is not yet known, declared, or itself an application."""
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 

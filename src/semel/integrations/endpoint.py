@@ -1,4 +1,4 @@
-"""Inspect an endpoint before it is called: its kind, and the parameters that Semel fills."""
+"""The inspection of endpoints before they are called: their kind, and the parameters that Semel fills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def declare_endpoint(
     paths: Literal["apart", "one"] | None,
     taken: Collection[str],
 ) -> DeclaredEndpoint:
-    """Check what ``@semel.command`` was given, and make the operation of it.
+    """Check the arguments of ``@semel.command``, and make the operation.
 
     Parameters: ``name``, ``policy`` or its ``options``, and ``paths`` as ``@semel.command`` takes them; ``taken`` the
     names of the application's other operations.
@@ -94,7 +94,7 @@ def check_declaration(
 
 
 def parameter_text(value: object) -> str | None:
-    """Return the one text of a path parameter's value, however it was spelled; None where its type has no such text.
+    """Return the canonical text of a path parameter's value; None if its type has none.
 
     >>> [parameter_text(each) for each in (7, Decimal("1.00"), UUID(int=0xA), object())]
     ['7', '1', '00000000-0000-0000-0000-00000000000a', None]
@@ -164,7 +164,7 @@ def bulk_used_by(endpoint: Any) -> Any:
 
 
 def count_bulk_paths(places: Iterable[tuple[Any, str]]) -> None:
-    """Let the path count in what is asked of a bulk that is reached by several templates, as of other commands.
+    """Let the path count in the fingerprint of a bulk with several path templates, as for other commands.
 
     Parameters: ``places`` endpoints that may answer with a bulk, each with the template of its path.
     """
@@ -219,7 +219,7 @@ def _find_marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: ty
 
 
 def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, atomic: bool, blocking: bool) -> None:
-    """Refuse a session that could not be had: no unit, or one of the other colour than the unit's connection.
+    """Refuse a session that cannot exist: there is no unit, or the unit's connection has the other colour.
 
     Parameters: ``blocking`` the store's ``blocking_units``.
 
@@ -248,7 +248,7 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
 
 
 def _is_permit(hint: Any) -> bool:
-    """Whether an annotation is the permit or the permit and None, with nothing that says where it comes from."""
+    """Return whether an annotation is the permit (or None), with nothing that tells the framework its source."""
     return hint is Permit or (typing.get_origin(hint) in (typing.Union, types.UnionType) and Permit in hint.__args__)
 
 
@@ -267,4 +267,4 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
         here = types.SimpleNamespace(__annotations__={"it": annotation})
         return typing.get_type_hints(here, names, include_extras=True)["it"]
     except NameError:
-        return annotation  # imported for type checkers only: code that needs the type reports it
+        return annotation  # imported for type checkers only: code that needs the type will report it

@@ -1,5 +1,5 @@
-"""FastAPI, the first way in: the operation is declared on the path operation, claimed after its dependencies
-and validation, captured around the application, and described in the OpenAPI document.
+"""FastAPI: declare the operation on the path operation. Semel claims after dependencies and validation, captures the
+answer around the application, and completes the OpenAPI document.
 
     semel = Semel(AsyncEngine.connect("sqlite:///app.db"), caller=from_state("caller"))
 
@@ -107,7 +107,7 @@ class Semel(StarletteSemel):
         _complete_openapi(app)
 
     def _read_params(self, request: Request, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        # A dependency may take the parameter in the endpoint's place, and either of them by its own name.
+        # A dependency may take the parameter instead of the endpoint, and each by its own name.
         route = request.scope.get("route")
         if not isinstance(route, APIRoute):
             return kwargs
@@ -148,7 +148,7 @@ class Semel(StarletteSemel):
 
 
 def _read_by(dependant: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the path parameters as a function and its dependencies get them; of two, the one that is no text.
+    """Return the path parameters as a function and its dependencies get them; prefer a value that is not a text.
 
     FastAPI has validated each of them before.
     """
@@ -176,7 +176,7 @@ def _signature(
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")
     kept = [
-        # All by keyword, as FastAPI calls: so that the order need not be right without the permit.
+        # All by keyword, as FastAPI calls them, so that the order without the permit does not matter.
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in signature.parameters.values()
         if parameter.name not in (*filled.permits, *filled.sessions)

@@ -1,8 +1,8 @@
 """Flask: the operation is declared on the view, claimed inside it, and captured around the application.
 
-So what authentication, ``before_request`` and URL converters refuse is never recorded, and nothing is replayed to
-a caller whom the application would have refused. With ``effects="atomic"`` Flask-SQLAlchemy's session works in the
-command's own transaction, and one commit makes the rows and the record final.
+So Semel never records requests that authentication, ``before_request`` or URL converters refuse, and replays nothing to
+a caller whom the application would refuse. With ``effects="atomic"`` Flask-SQLAlchemy's session works in the command's
+own transaction, and one commit makes the rows and the record final.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Semel:
     itself, or nowhere); ``waiters_max`` how many threads may wait for running duplicates; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 
-    Raises ConfigurationError: a missing caller, an engine of the other colour, a setting that cannot be used.
+    Raises ConfigurationError for a missing caller, an engine of the other colour, or an invalid setting.
 
     >>> from flask import Flask
     >>> from semel import Engine
@@ -162,9 +162,9 @@ class Semel:
         """Declare a view, or a method of a ``MethodView``, as an operation.
 
         Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy`` or its
-        ``options``, those of :class:`~semel.policy.Policy`; ``paths`` whether the path counts in what is asked for:
-        "apart", "one" where all of its paths mean the same, or None: it counts where several rules lead to the view.
-        Write it *below* the route and below every decorator that decides who may call, such as ``login_required``.
+        ``options``, those of :class:`~semel.policy.Policy`; ``paths`` whether the path counts in the fingerprint:
+        "apart"; "one" if all of its paths mean the same; None: only if several rules lead to the view. Write it *below*
+        the route and below every decorator that decides who may call, such as ``login_required``.
 
         Raises PolicyError and ConfigurationError, when the view's module is imported.
         """
@@ -283,7 +283,7 @@ class Semel:
         jobs_path: str = "/imports",
         idle_seconds: float = 60.0,
     ) -> ImportsOverWsgi:
-        """Take files at a path of an application, answer questions about their jobs, and run the jobs in its processes.
+        """Take files at a path of an application, report on their jobs, and run the jobs in its processes.
 
         Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of
         uploads, such as ``"/suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier``
@@ -340,7 +340,7 @@ class Semel:
     def init_app(self, app: Flask, engine: Engine | None = None) -> None:
         """Capture the application's answers, serve the operations' status, and add the commands ``flask semel``.
 
-        Call it once for each application, as the last that is done to ``app.wsgi_app``.
+        Call it once for each application, as the last change to ``app.wsgi_app``.
 
         Raises ConfigurationError.
         """
@@ -417,7 +417,7 @@ class Semel:
                 session.commit()
             return answered
         except BaseException as error:
-            # Of an ATOMIC view the rows are undone with any exception: what it answers with is not a success.
+            # Any exception rolls back an ATOMIC view's rows, so its answer is not a success.
             call.note_failure(error, None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error))
             raise
 
@@ -457,7 +457,7 @@ class _State:
     # --- checks -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse, from its first request on, an application that would not be protected as it is declared.
+        """Refuse every request of an application that would not be protected as declared.
 
         Raises ConfigurationError: a decorator above the route, a command that GET leads to, a session elsewhere.
         """
@@ -483,7 +483,7 @@ class _State:
         if not hasattr(sessions, "session_factory"):
             raise ConfigurationError(f"session must be a scoped_session of SQLAlchemy's; it is {sessions!r}")
         with app.app_context():
-            session = sessions.session_factory()  # of its own: one that is in use stays as it is
+            session = sessions.session_factory()  # a session of its own: one in use stays untouched
             bind = session.get_bind().engine
             session.close()
         databases.check_same_database(bind, self.engine.backend.url, self.engine.backend.file)
@@ -493,7 +493,7 @@ class _State:
     # --- the session of an ATOMIC view ------------------------------------------------------------
 
     def check_session(self, sessions: Callable[[], Any], name: str) -> None:
-        """Refuse, before the claim, a session that cannot become part of the command. Raises ConfigurationError."""
+        """Refuse, before the claim, a session that cannot join the command's transaction. Raises ConfigurationError."""
         from semel.stores.sql import sqlalchemy as databases
 
         session = sessions()
@@ -520,7 +520,7 @@ def _path_of(environ: Mapping[str, Any]) -> str:
 
 
 def _response_of(answer: Answer) -> Response:
-    """Make an answer into a response for the application's own ``after_request``; it leaves from the capture."""
+    """Make an answer into a response for the application's own ``after_request``; the capture sends it."""
     return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer.headers))
 
 
@@ -565,7 +565,7 @@ def _read(answered: Any, bytes_max: int) -> Any:
 
 
 def _status_of(answered: Any) -> int:
-    """Read the status that a view has answered with; 200 where it has named none."""
+    """Read the status of a view's answer; 200 if it names none."""
     if isinstance(answered, BaseResponse):
         return answered.status_code
     named = answered[1] if isinstance(answered, tuple) and len(answered) > 1 else 200

@@ -73,10 +73,9 @@ _REQUEST: Final = "request"  # the name by which Litestar gives a handler its re
 class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
     """Protects the commands of a Litestar application, handler by handler: give it to the application's ``plugins``.
 
-    Parameters: ``engine``; ``caller``, a function of the request that returns a
-    :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
-    status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
-    :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
+    Parameters: ``engine``; ``caller``, a function of the request that returns a :class:`~semel.http.caller.Caller`,
+    called after guards and dependencies; ``operations_path`` where the status of operations is served (None: nowhere),
+    behind ``guards``; ``reap`` runs a :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
     :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 
@@ -186,7 +185,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         idle_seconds: float = 60.0,
         guards: Sequence[Any] = (),
     ) -> ImportEndpoint:
-        """Take files at a path, answer questions about their jobs, and run the jobs beside the application.
+        """Take files at a path, report on their jobs, and run the jobs beside the application.
 
         Parameters: ``app`` that this plugin was given to; ``imports`` on this engine, with a handler; ``path`` of
         uploads, such as ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``,
@@ -280,7 +279,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         try:
             await engine.open()
             routes = [each.route for each in self.declared.values()] if self.completes else []
-            # Litestar and Semel write down the same protocol, each in its own words.
+            # Litestar and Semel declare the same protocol with different types.
             completer = completer_for(engine, app, routes, lambda: {})  # type: ignore[arg-type]
             async with Reaper(engine) if self._reap else nullcontext(), running(completer), self._importing():
                 yield
@@ -289,11 +288,10 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
             await engine.close()
 
     def receive_route(self, route: BaseRoute) -> None:
-        """Look at a route that the application registers.
+        """Check a route that the application registers.
 
-        Raises ConfigurationError where a command would not be protected, or could not be called: it is routed to by
-        GET, HEAD or OPTIONS; its answers are cached by Litestar; or the function is as it was before
-        ``@semel.command`` wrapped it.
+        Raises ConfigurationError if a command would be unprotected or could not be called: GET, HEAD or OPTIONS route
+        to it; Litestar caches its answers; or the route has the undecorated function.
         """
         for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
             self._check(route.path, handler)
@@ -350,7 +348,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
 
 class _Asked(Mapping[str, Any]):
-    """A request of Litestar's, which is not a mapping of its scope as Semel asks for."""
+    """A Litestar request as a mapping of its scope, which Semel needs."""
 
     def __init__(self, request: Request[Any, Any, Any]) -> None:
         self.request = request
@@ -366,7 +364,7 @@ class _Asked(Mapping[str, Any]):
 
 
 def _reading(caller: Any) -> Any:
-    """Make a caller function that reads the scope: one of the application's gets Litestar's request."""
+    """Make a caller function of the scope; the application's own function gets Litestar's request."""
     if not callable(caller) or getattr(caller, "__module__", None) == single_caller.__module__:
         return caller
 
@@ -399,7 +397,7 @@ class _Capture:
 
 
 class _Reach:
-    """Whether a request may reach a command: its handler is known."""
+    """Decides whether a request may reach a command, by its known handler."""
 
     _anywhere = False
 

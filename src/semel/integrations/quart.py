@@ -6,8 +6,8 @@
     @semel.command("orders.create", effects="external")
     async def create_order(permit: Permit = semel.permit): ...
 
-Quart reads a request's body in its own task and ends the view when the client goes away: a view that has claimed
-is left to finish.
+Quart reads a request's body in its own task, and cancels the view when the client disconnects; but a view that has
+claimed runs to its end.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Semel(EndpointCommands[Response]):
     """Protects the commands of Quart applications, view by view.
 
     Parameters: ``app`` and ``engine``, or ``Semel(None, engine, ...)`` and :meth:`init_app` later; ``caller``, a
-    function without parameters or of the ASGI scope, asked inside the view: it returns a text, a number, a UUID or a
+    function without parameters or of the ASGI scope, called inside the view: it returns a text, a number, a UUID or a
     :class:`~semel.http.caller.Caller`, or None where the caller is not known; ``tenant`` of texts, numbers and UUIDs;
     ``operations_path`` where the status of operations is served (None: nowhere); ``reap`` runs a
     :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
     :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 
-    Raises ConfigurationError: a missing caller, an engine of the other colour, a setting that cannot be used.
+    Raises ConfigurationError for a missing caller, an engine of the other colour, or an invalid setting.
 
     >>> from quart import Quart
     >>> from semel import AsyncEngine, Permit
@@ -182,7 +182,7 @@ class Semel(EndpointCommands[Response]):
         jobs_path: str = "/imports",
         idle_seconds: float = 60.0,
     ) -> ImportEndpoint:
-        """Take files at a path of an application, answer questions about their jobs, and run the jobs beside it.
+        """Take files at a path of an application, report on their jobs, and run the jobs beside it.
 
         Parameters: ``imports`` on this engine, with a handler; ``path`` of uploads, such as
         ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
@@ -245,7 +245,7 @@ class Semel(EndpointCommands[Response]):
             here = cast("Any", request)._get_current_object()  # its debugger renders what frames hold
             try:
                 async with asyncio.timeout(self.surface.body_seconds_max):
-                    # Quart's own task receives the body: it is whole before it is compared.
+                    # Quart's own task receives the body, which must be whole before it is compared.
                     data = await here.get_data()
             except TimeoutError:
                 return self._response(body_too_slow(self.surface, here.scope))
@@ -270,12 +270,12 @@ class Semel(EndpointCommands[Response]):
         return params_of(request, declared.route, path_of(request.scope))
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
-        # Of an ATOMIC view the rows are undone with any exception: what it answers with is not a success.
+        # Any exception rolls back an ATOMIC view's rows, so its answer is not a success.
         return None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error)
 
 
 class _Connection(ASGIHTTPConnection):
-    """Quart's connection, whose view is left alone when its client goes away, and ended when its call is."""
+    """Quart's connection. Its view continues when the client disconnects, and ends with its call."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
         made = self._create_request_from_scope(send)
@@ -291,10 +291,10 @@ class _Connection(ASGIHTTPConnection):
         raise_task_exceptions(done)
 
     async def handle_messages(self, request: Any, receive: Any, *_: Any) -> None:
-        # Quart's own, from 0.23 on, is given the view's task, cancels it here, and sends no answer from then on.
+        # From 0.23 on, Quart's own method gets the view's task, cancels it here, and then sends no answer.
         view = self._view_of(request)
         is_streamed = hasattr(view, SERVED) or _uses_bulk(view)
-        if is_streamed or _is_command(view, request.method):  # Quart's own body, from 0.23 on, holds one of any length
+        if is_streamed or _is_command(view, request.method):  # from 0.23 on, Quart's own body holds any length
             request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"], request.content_length)
             receive = request.body.pace(receive)
         while (message := await receive())["type"] != "http.disconnect":
@@ -306,19 +306,19 @@ class _Connection(ASGIHTTPConnection):
             await call.outlive_client()
 
     def _view_of(self, request: Any) -> Any:
-        """Find the view that a request with a body leads to; None where there is none."""
+        """Find the view of a request with a body; None if there is none."""
         if request.method not in UNSAFE_METHODS:
             return None
         try:
             adapter = self.app.create_url_adapter(request)
             name, _ = adapter.match() if adapter is not None else ("", None)
-        except HTTPException:  # Quart will say so
+        except HTTPException:  # Quart will report it
             return None
         return self.app.view_functions.get(name)
 
 
 async def _add_to_body(body: Any, message: Any) -> None:
-    """Add what the client sent to the body, which is Quart's (0.23 has a queue: ``put``) or a streamed one."""
+    """Add received bytes to the body: Quart's own (0.23 has a queue: ``put``) or a streamed one."""
     if message["type"] != "http.request":
         return
     data = message.get("body", b"")
@@ -336,17 +336,17 @@ def _uses_bulk(view: Callable[..., Any] | None) -> bool:
 
 
 def _is_command(view: Any, method: str) -> bool:
-    """Whether a view, or its class's method, is declared."""
+    """Return whether a view, or its class's method, is declared."""
     return hasattr(view, DECLARED) or hasattr(
         getattr(getattr(view, "view_class", None), method.lower(), None), DECLARED
     )
 
 
 class _StreamedBody:
-    """A body in place of Quart's own: it is received as it is read, so that memory does not grow with it.
+    """A replacement for Quart's body: receives only as fast as it is read, so that memory does not grow with it.
 
-    Parameters: ``whole_max`` how long it may be for a function that awaits the whole, such as ``request.get_data()``;
-    ``announced`` how long the client says that it is.
+    Parameters: ``whole_max`` its longest length for a function that awaits it whole, such as ``request.get_data()``;
+    ``announced`` the length that the client declared.
     """
 
     def __init__(self, whole_max: int | None, announced: int | None) -> None:
@@ -403,11 +403,11 @@ class _StreamedBody:
         self._news.set()
 
     def set_complete(self) -> None:
-        """Nothing more comes."""
+        """Mark the body as complete."""
         self._end(None)
 
     def cut(self) -> None:
-        """Note that the client has gone; of a whole body nothing is lost."""
+        """Note that the client has gone; a body that is already complete stays valid."""
         if not self._is_over:
             self._end(InvalidBody(CUT))
 
@@ -416,7 +416,7 @@ class _StreamedBody:
         if self._error is None:
             self._room.set()
         else:
-            self._room.clear()  # what is refused is not received
+            self._room.clear()  # a refused body is not received
         self._news.set()
 
     def clear(self) -> None:
@@ -435,7 +435,7 @@ class _StreamedBody:
 
 
 class _Checked:
-    """The application, refused from its first request on where it would not be protected as it is declared."""
+    """The application; refuses every request if it would not be protected as declared."""
 
     def __init__(self, app: CaptureMiddleware, check: Callable[[], None]) -> None:
         self.app = app
@@ -450,13 +450,13 @@ class _Checked:
 
 
 class _Reach:
-    """Whether a request may reach a command: Quart routes inside, so that it may."""
+    """Decides whether a request may reach a command: always, since Quart routes inside."""
 
     def __call__(self, scope: Any) -> bool:
         return True
 
     def learn(self) -> None:
-        """Nothing was missed."""
+        """Do nothing: no request was missed."""
 
 
 def _check_app(app: Any, *, or_none: bool = False) -> None:
@@ -465,7 +465,7 @@ def _check_app(app: Any, *, or_none: bool = False) -> None:
 
 
 def _response_of(answer: Answer) -> Response:
-    """Make an answer into a response for the application's own ``after_request``; it leaves from the capture."""
+    """Make an answer into a response for the application's own ``after_request``; the capture sends it."""
     return Response(answer.body, 200 if answer.status is None else answer.status, Headers(read_headers(answer.headers)))
 
 

@@ -1,7 +1,7 @@
 """Starlette: the operation is declared on the endpoint, claimed inside it, and captured outside.
 
-So what authentication and validation refuse is never recorded, and nothing is replayed to a caller whom the
-application would not have let in. ``integrations.fastapi`` builds on this file.
+So Semel never records requests that authentication or validation refuse, and replays nothing to a caller whom the
+application would refuse. ``integrations.fastapi`` builds on this file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Semel(EndpointCommands[Response]):
     """Protects the commands of a Starlette application, endpoint by endpoint.
 
     Parameters: ``engine``; ``caller``, a function of the request that returns a
-    :class:`~semel.http.caller.Caller`, asked when authentication is over; further settings as
+    :class:`~semel.http.caller.Caller`, called after authentication; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 
     >>> from semel import AsyncEngine
@@ -104,7 +104,7 @@ class Semel(EndpointCommands[Response]):
         dependencies: Sequence[Any] = (),
         responses: Mapping[int | str, dict[str, Any]] = MappingProxyType({}),
     ) -> ImportEndpoint:
-        """Take files at a path, answer questions about their jobs, and run the jobs beside the application.
+        """Take files at a path, report on their jobs, and run the jobs beside the application.
 
         Parameters: ``imports`` on this engine, with a handler; ``path`` of uploads, such as
         ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
@@ -166,7 +166,7 @@ class Semel(EndpointCommands[Response]):
 
         @functools.wraps(endpoint)
         async def serve_claimed(*args: Any) -> Any:
-            # The request comes last: of a method, such as HTTPEndpoint.post, the instance comes first.
+            # The request comes last: methods, such as HTTPEndpoint.post, get the instance first.
             return await self.serve(endpoint, declared, args[-1], args, {}, filled)
 
         setattr(serve_claimed, DECLARED, declared)
@@ -214,11 +214,10 @@ class Semel(EndpointCommands[Response]):
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
 
     def check_routes(self, app: Starlette) -> None:
-        """Refuse an application that routes to an endpoint as it was before ``@command`` wrapped it, or to a command
-        by a method that is none.
+        """Refuse an application that routes to an endpoint without its ``@command``, or to a command by a read method.
 
-        Raises ConfigurationError: the two decorators are in the wrong order, so nothing would be protected; or GET,
-        HEAD or OPTIONS would reach a command, and each such request would fail.
+        Raises ConfigurationError if the two decorators are in the wrong order, so that nothing would be protected, or
+        if GET, HEAD or OPTIONS would reach a command, and each such request would fail.
         """
         templates: dict[str, set[str]] = {}
         if self._bulks:
@@ -261,8 +260,8 @@ async def tell_problems(request: Request) -> Response:
 
 
 def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[object, frozenset[str], str]]:
-    """Every endpoint that an application routes to, mounted and included ones too, with the methods it is called by and
-    the template of its path.
+    """Yield every endpoint that an application routes to, mounted and included ones too, with its HTTP methods and the
+    template of its path.
     """
     for route in routes:
         path = prefix + (getattr(route, "path", None) or "")
@@ -282,10 +281,10 @@ def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[obje
 
 
 class Reach:
-    """Whether a request may reach an endpoint that claims, judged by its method and path before it is routed.
+    """Decides whether a request may reach an endpoint that claims, by its method and path before it is routed.
 
-    It errs on the side of yes: a mounted application whose routes cannot be read, a route of an unknown kind. Where
-    an endpoint that it did not foresee has claimed (a function that calls a command), it says yes to everything.
+    It errs on the side of yes: for a mounted application whose routes cannot be read, and for a route of an unknown
+    kind. Once an unforeseen endpoint has claimed (a function that calls a command), it says yes to everything.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -313,7 +312,7 @@ class Reach:
             self._anywhere = True
 
     def learn(self) -> None:
-        """Note that an endpoint has claimed that was not foreseen."""
+        """Note that an unforeseen endpoint has claimed."""
         self._anywhere = True
 
 
@@ -342,9 +341,9 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
 
 
 def _link_errors(app: Starlette, semel: Semel) -> None:
-    """Give the framework's own 500 of a command the headers of its other answers: it is made outside the capture.
+    """Add the headers of a command's other answers to the framework's own 500, which is made outside the capture.
 
-    The first request of an application, also of one without a lifespan, finds its routes checked.
+    It also checks the application's routes before the first request, even without a lifespan.
     """
     build = app.build_middleware_stack
 

@@ -1,6 +1,6 @@
-"""Strawberry GraphQL: a mutation's field happens once for each key, and later attempts get its first result.
+"""Strawberry GraphQL: a mutation's field runs once for each key, and later attempts get its first result.
 
-A GraphQL answer is 200 even if fields fail, and holds several fields; so the command is the field, not the request.
+A GraphQL answer holds several fields, and is 200 even if fields fail; so the command is the field, not the request.
 The field's resolver becomes a :func:`~semel.functions.command`, whose arguments are the field's.
 """
 
@@ -74,7 +74,7 @@ class Idempotent(FieldExtension):
     Parameters:
         engine: an :class:`~semel.AsyncEngine` for an ``async def`` resolver, an :class:`~semel.Engine` for a plain one;
             or a function that returns it.
-        name: of the operation, within which its keys mean something; stable when fields are renamed.
+        name: of the operation, the scope of its keys; keep it when fields are renamed.
         policy: or its ``options``, those of :class:`~semel.policy.Policy`.
         caller: a function of the field's ``Info`` that returns the :class:`~semel.http.caller.Caller` whose key it is;
             None where the caller is not known. ``single_caller`` where there is only one.
@@ -217,7 +217,7 @@ class Idempotent(FieldExtension):
         default = parameters[self._path.root].default
         if default not in (inspect.Parameter.empty, None, UNSET):
             raise ConfigurationError(
-                f"{called}: {self._path.root} has a default, so that all who send no key would share it; let the "
+                f"{called}: {self._path.root} has a default, so that all calls without a key would share it; let the "
                 "default be None, or have none"
             )
 
@@ -291,7 +291,7 @@ class Idempotent(FieldExtension):
         return {**arguments, **named}
 
     def own_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Choose the arguments among what Strawberry calls a resolver with: it also names the parent and the Info."""
+        """Select the field's arguments from a resolver's, which also include the parent and the Info."""
         return {name: value for name, value in kwargs.items() if name in self._arguments}
 
     def key_of(self, kwargs: dict[str, Any]) -> str:
@@ -306,7 +306,7 @@ class Idempotent(FieldExtension):
         text = text_of(value)
         if text is None:
             raise InvalidKey(f"{self.key} is {name_type(value)}, no key; send a UUID there")
-        if not text.strip():  # not the same as none: where keys are optional it must not run unprotected
+        if not text.strip():  # empty differs from missing: with optional keys it must not run unprotected
             raise InvalidKey(f"{self.key} is empty; send a UUID there, the same whenever this is retried")
         return check_key(text, self.key)
 
@@ -513,7 +513,7 @@ def permit_of(info: Any) -> Permit:
     return permit
 
 
-# How Strawberry's own values count: an argument that was not sent, and one that was, where that makes a difference.
+# Encodings of Strawberry's own values: an argument that was not sent, and one that was, if that differs.
 _CODECS: Final = (
     Codec(type(UNSET), encode=lambda value: "unset", decode=lambda form: UNSET),
     Codec(Some, encode=lambda some: [some.value], decode=lambda form: Some(form[0])),

@@ -36,12 +36,11 @@ WHO: Final = (
 
 
 def check_routes(app: Any, plain: Mapping[int, tuple[Any, str]], declared: Mapping[str, Any]) -> None:
-    """Refuse an application that would not be protected as it is declared; let paths count where several lead to one.
+    """Refuse an application that would not be protected as declared; let the path count if several lead to a view.
 
-    Parameters: ``plain`` the views as they were before they were declared, by their identity; ``declared`` the
-    operations of the application, by name.
+    Parameters: ``plain`` the undecorated views, by identity; ``declared`` the application's operations, by name.
 
-    Raises ConfigurationError: a decorator above the route, a command that GET leads to.
+    Raises ConfigurationError for a decorator above the route, or a command that GET leads to.
     """
     found: dict[str, set[str]] = {}
     count_bulk_paths(
@@ -81,12 +80,12 @@ def check_unrouted(apps: Iterator[Any], view: Any, name: str) -> None:
 
 
 def params_of(request: Any, route: Route, path: str) -> Params:
-    """Read the path's parameters, with the path itself where it counts."""
+    """Read the path's parameters, and the path itself if it counts."""
     named: Mapping[str, Any] = request.view_args or {}
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
     params: Params = tuple(sorted(plain.items()))
     rule = request.url_rule
-    # A converter's object may have no text of its own, and url_value_preprocessor may have taken a value away.
+    # A converter's object may have no canonical text, and url_value_preprocessor may have removed a value.
     is_whole = rule is not None and set(plain) == set(rule.arguments)
     if is_whole and not route.counts_path:
         return params
@@ -97,7 +96,7 @@ def params_of(request: Any, route: Route, path: str) -> Params:
 
 
 def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """Make the function of the environ, or of the scope, that the surface asks. Raises ConfigurationError."""
+    """Make the surface's caller function of the environ or the scope. Raises ConfigurationError."""
     if not callable(caller):
         raise ConfigurationError(f"caller must be a function that returns the caller; it is {caller!r}")
     if inspect.iscoroutinefunction(caller):
@@ -105,7 +104,7 @@ def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
             f"caller must be a plain function, and {caller.__qualname__} is a coroutine function: await its data in "
             "before_request, and let caller read them from g"
         )
-    Caller(tenant, "anyone")  # the tenant is one
+    Caller(tenant, "anyone")  # there is one tenant
     try:
         takes_request = bool(inspect.signature(caller).parameters)
     except (TypeError, ValueError):
@@ -155,7 +154,7 @@ def semel_commands(info: type, url_of: Callable[[Any], str]) -> click.Command:
     def run(context: click.Context, arguments: tuple[str, ...]) -> None:
         from semel.cli.main import Project, main
 
-        os.environ["SEMEL_URL"] = url_of(context.ensure_object(info).load_app())  # --url still says otherwise
+        os.environ["SEMEL_URL"] = url_of(context.ensure_object(info).load_app())  # --url still overrides it
         project = Project("the application's engine", f"{context.find_root().info_name or 'flask'} semel")
         sys.exit(main(list(arguments), project))
 

@@ -29,4 +29,4 @@ class Waiting(NamedTuple):
     next_at: int = 0
     parked_at: int | None = None
     reason: str | None = None
-    damage: str | None = None  # why it cannot be read; its event then holds what could be, and is never published
+    damage: str | None = None  # why it is unreadable; its event then holds the readable part, and is never published

@@ -17,16 +17,16 @@ from semel.outbox.event import Waiting
 TRIES_MAX: Final = 10
 WAIT_SECONDS_MAX: Final = 600.0
 OUTAGE_SECONDS_MAX: Final = 15.0
-AWAY_MAX: Final = 200  # topics that are skipped; with one more, its events delay the others'
+AWAY_MAX: Final = 200  # topics skipped at once; the events of any further one delay those of other topics
 
 
-# After Standard Webhooks: ten tries within three days. A receiver is mended by people, in hours.
+# After Standard Webhooks: ten tries within three days. People repair a receiver, which takes hours.
 WEBHOOK_WAITS: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 WEBHOOK_OUTAGE_SECONDS_MAX: Final = 300.0
 
 
 class Batch:
-    """Events that were read together, in their order; each is sent when those before it of its aggregate are there."""
+    """Events read together, in order. Each is sent once the broker has the earlier events of its aggregate."""
 
     def __init__(self, events: Sequence[Waiting]) -> None:
         self._chains: dict[tuple[str, str], deque[Waiting]] = {}
@@ -34,7 +34,7 @@ class Batch:
             self._chains.setdefault(_about(each), deque()).append(each)
 
     def wave(self) -> list[Waiting]:
-        """The events that may be sent now: the next of each aggregate. Empty at the end."""
+        """Return the events that may be sent now: the next of each aggregate. Empty at the end."""
         return [chain[0] for chain in self._chains.values()]
 
     def mark_arrived(self, event: Waiting) -> None:
@@ -46,18 +46,18 @@ class Batch:
             del self._chains[about]
 
     def mark_stopped(self, event: Waiting) -> None:
-        """Note that the sink did not take an event: the events behind it wait."""
+        """Note that the sink did not take an event: later events of its aggregate wait."""
         del self._chains[_about(event)]
 
 
 class Away:
-    """Topics whose events fail while others may arrive: each is skipped, for longer after each further failure.
+    """Topics that fail while others may work. Each is skipped, for longer after each further failure.
 
     Times in seconds of any clock that only grows.
     """
 
     def __init__(self) -> None:
-        # how often each failed in a row, until when it is skipped, and whether it asked for the pause
+        # for each: failures in a row, skipped until when, whether it asked for the pause
         self._topics: dict[str, tuple[int, float, bool]] = {}
 
     def __bool__(self) -> bool:
@@ -69,7 +69,7 @@ class Away:
         return sorted(self._topics)
 
     def keep(self, topics: Collection[str]) -> None:
-        """Forget those that are none of these: nothing of them is waiting."""
+        """Keep only these topics; no event of the others is waiting."""
         self._topics = {topic: found for topic, found in self._topics.items() if topic in topics}
 
     def note_outcome(
@@ -85,10 +85,10 @@ class Away:
     ) -> bool:
         """Record a batch's results by topic; returns whether to skip unavailable topics from now on.
 
-        It is not skipped if one of its events arrived: then something smaller is unavailable, such as a partition. A
-        topic that recovers brings the next try of the others forward, since the whole broker may be back. ``slow``
-        topics are always skipped, but only for the first pause if something of them arrives. ``asked`` gives the
-        seconds for which a topic asked to be left alone, ``most`` the longest pause otherwise.
+        A topic is not skipped if one of its events arrived: then only a part of it is unavailable, such as a partition.
+        A topic that recovers brings the next try of the others forward, since the whole broker may be back. ``slow``
+        topics are always skipped, but only for the first pause if one of their events arrived. ``asked`` holds the
+        pauses that topics asked for, in seconds; ``most`` is the longest pause otherwise.
         """
         if not self._topics.keys().isdisjoint(arrived):
             self._topics = {
@@ -104,11 +104,11 @@ class Away:
         return all(topic in self._topics for topic in unreached)
 
     def find_passed_over(self, now: float) -> list[str]:
-        """The topics that are skipped now."""
+        """Return the topics that are skipped now."""
         return [topic for topic in self.topics if self._topics[topic][1] > now]
 
     def wait_seconds(self, now: float) -> float:
-        """The time until the next skipped topic is tried; infinite if there is none."""
+        """Return the time until the next skipped topic is tried; infinite if there is none."""
         return max(0.0, min((until for _, until, _ in self._topics.values()), default=inf) - now)
 
 
@@ -117,8 +117,9 @@ def _about(each: Waiting) -> tuple[str, str]:
 
 
 def event_wait_seconds(tries: int, jitter: float, waits: Sequence[float] = ()) -> float:
-    """The pause before the next try of an event with this many refusals; ``jitter`` from 0 to 1; ``waits`` a sink's
-    own.
+    """Return the pause before the next try of an event after this many refusals.
+
+    ``jitter`` is from 0 to 1; ``waits`` are the sink's own pauses.
 
     >>> event_wait_seconds(0, 1.0), event_wait_seconds(3, 1.0), event_wait_seconds(30, 1.0)
     (1.0, 8.0, 600.0)
@@ -131,7 +132,7 @@ def event_wait_seconds(tries: int, jitter: float, waits: Sequence[float] = ()) -
 
 
 def outage_wait_seconds(times: int, jitter: float, most: float = OUTAGE_SECONDS_MAX) -> float:
-    """The pause after a broker could not be reached this many times in a row.
+    """Return the pause after a broker could not be reached this many times in a row.
 
     >>> outage_wait_seconds(0, 1.0), outage_wait_seconds(9, 1.0)
     (0.1, 15.0)

@@ -1,7 +1,7 @@
-"""Assign partitions to relays: leased, so that another relay takes over a dead one's, and evenly shared.
+"""Assignment of partitions to relays: evenly shared, and leased, so that other relays take over from a dead one.
 
-Partitions save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
-Relays that find nothing to do hold none, and take turns to look whether there is something.
+Partitions only save work: the order of an aggregate's events does not depend on them (``outbox/worker.py`` says why).
+Idle relays hold no partitions, and take turns to look for events.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from semel.stores.sql.statements import Params
 from semel.workers.rules import Turn, read_turn
 
 NOUN: Final = "partitions"
-IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
+IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as publishing
 SHOWN_US: Final = IDLE_SEEN_US // 2  # after which an idle relay renews its sink's mark
-SILENT_LEASES: Final = 10  # after which a relay is forgotten, unless it is idle and still counts
+SILENT_LEASES: Final = 10  # after which a silent relay is forgotten, unless it is idle and still counts as publishing
 _HOLDER_MAX: Final = 191
 _SINK: Final = re.compile(r":([0-9a-f]{8}) (.*)\Z", re.DOTALL)
 
 
 def registration(name: str, sink: str, identity: str) -> str:
-    """The name under which a relay registers: its own, and its sink's, so that others see where its events go.
+    """Return the name a relay registers under: its own and its sink's, so that other relays see where its events go.
 
-    Parameters: ``sink`` for people, cut where it is too long; ``identity`` tells two sinks apart.
+    Parameters: ``sink`` a name for people, truncated if too long; ``identity`` tells two sinks apart.
 
     >>> registration("vm:7:c0ffee", "nats://mq.example", "nats://mq.example")
     'vm:7:c0ffee:b146520c nats://mq.example'
@@ -39,7 +39,7 @@ def registration(name: str, sink: str, identity: str) -> str:
 
 
 def sink_of(holder: str) -> tuple[str, str] | None:
-    """The mark and the name of a registered relay's sink; None for a version that does not name it.
+    """Return the mark and the name of a registered relay's sink; None for a relay version that does not register it.
 
     >>> sink_of("vm:7:c0ffee:b146520c nats://mq.example"), sink_of("vm:7:c0ffee")
     (('b146520c', 'nats://mq.example'), None)
@@ -49,7 +49,7 @@ def sink_of(holder: str) -> tuple[str, str] | None:
 
 
 def mark_of(identity: str) -> str:
-    """The mark that tells a sink from others."""
+    """Return the mark that tells a sink from others."""
     return sha256(identity.encode()).hexdigest()[:8]
 
 
@@ -58,11 +58,11 @@ class OutboxLook(NamedTuple):
 
     depth: Depth
     sinks: dict[str, str]  # their names, by their marks
-    shown: frozenset[str]  # the marks that need no renewal: of relays that work, or did a while ago
+    shown: frozenset[str]  # the marks that need no renewal: those of relays that work now, or did recently
 
 
 def rivals_of(sinks: dict[str, str], identity: str) -> list[str]:
-    """The other sinks to which relays publish the same events, so that each event goes to only one of them."""
+    """Return the other sinks to which relays publish these events: each event goes to only one of the sinks."""
     return sorted({name for mark, name in sinks.items() if mark != mark_of(identity)})
 
 
@@ -74,7 +74,7 @@ class Partitions:
         self._sql = dialect.statements(NOUN)
 
     def attend(self, holder: str, lease_us: int, *, listens: bool) -> Flow[int]:
-        """Register, renew this relay's partitions and take its share; returns the ones it holds, a bit for each.
+        """Register, renew this relay's partitions and take its share; return the partitions it holds, one bit each.
 
         Parameters: ``holder`` this relay's own name; ``listens`` whether it listens.
         """
@@ -86,7 +86,7 @@ class Partitions:
         [(relays,)] = yield from dialect.rows(sql["count"], {})
         share = -(-PARTITIONS // max(1, cast(int, relays)))
         held = yield from self._mine(holder)
-        for partition in held[share:]:  # for relays that started since
+        for partition in held[share:]:  # to relays that started in the meantime
             yield from dialect.write(sql["give"], {"holder": holder, "lane": partition})
         if len(held) < share:
             yield from dialect.write(sql["take"], {**mine, "limit": share - len(held)})
@@ -111,16 +111,16 @@ class Partitions:
         yield from self.show(holder)
 
     def show(self, holder: str) -> Flow[None]:
-        """Register as idle from now on, for relays that look which others there are."""
+        """Register as idle from now on, so that other relays see this one."""
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
 
     def sinks(self) -> Flow[dict[str, str]]:
-        """The sinks of the relays that publish now, or have within ten minutes: their names, by their marks."""
+        """Return the sinks of relays that publish now or did within ten minutes: their names, by their marks."""
         rows = yield from self._dialect.rows(self._sql["registered"], {"idle": IDLE_SEEN_US})
         return _sinks_of(cast(str, holder) for (holder,) in rows)
 
     def free(self) -> Flow[int]:
-        """The number of partitions that no relay holds."""
+        """Return the number of partitions that no relay holds."""
         [(partitions,)] = yield from self._dialect.rows(self._sql["free"], {})
         return cast(int, partitions)
 
@@ -141,13 +141,13 @@ class Partitions:
         listens: bool,
         gauge: bool,
     ) -> Flow[tuple[Turn, OutboxLook | None]]:
-        """The next turn of an idle relay, as :class:`~semel.workers.rules.TakesTurns` has it, in one statement.
+        """Return the ask for an idle relay's next turn (:class:`~semel.workers.rules.TakesTurns`), in one statement.
 
-        Parameters: ``records`` which records the turn sees, for the workers beside the relay (``turn_params`` of a
-        store); ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
-        look how full the outbox is, and who publishes, too.
+        Parameters: ``records`` which records the turn sees, for the workers beside the relay (a store's
+        ``turn_params``); ``holder`` and ``listens`` as in :meth:`attend`; ``hold`` as in ``Events.due``; ``gauge``
+        whether to also read the outbox's depth and the publishing relays.
 
-        Raises SchemaError where ``turns`` did not run.
+        Raises SchemaError if the migration ``turns`` has not run.
         """
         params: Params = {
             **records,

@@ -1,7 +1,7 @@
-"""Listen for outbox notifications on PostgreSQL, on a separate connection.
+"""A listener for outbox notifications on PostgreSQL, on a connection of its own.
 
-It only saves waiting: a relay that hears nothing looks all the same, less often. Behind a pooler in transaction mode
-nothing is ever heard.
+It only shortens waits: without notifications a relay still polls, less often. Behind a pooler in transaction mode no
+notification ever arrives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 CHANNEL: Final = "semel_event"
-TO_ALL: Final = "all"  # the payload of a relay that has more to publish than one relay can
+TO_ALL: Final = "all"  # the payload by which a relay calls others to help with more events than it can publish
 AGAIN_SECONDS: Final = 5.0
 
 
@@ -22,7 +22,7 @@ class PostgresListener:
     """Calls ``hear`` whenever a process has committed events.
 
     Parameters: ``server`` the driver's (``stores/postgres/psycopg/driver.Server``); ``hear`` is called on the loop,
-    with whether each relay is needed: where events were committed, one is enough.
+    with whether all relays are needed: for newly committed events one is enough.
     """
 
     def __init__(self, server: Any, hear: Callable[[bool], object]) -> None:
@@ -32,7 +32,7 @@ class PostgresListener:
         self.is_listening = False
 
     async def open(self) -> None:
-        """Begin to listen; where that fails now, it is tried again every few seconds."""
+        """Begin to listen; if that fails, retry every few seconds."""
         begun = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._listen(begun), name="semel-listen")
         await begun
@@ -53,7 +53,7 @@ class PostgresListener:
                     self.is_listening = True
                     if not begun.done():
                         begun.set_result(None)
-                    self._hear(True)  # no notification comes for what was committed before
+                    self._hear(True)  # earlier commits send no notification
                     async for heard in connection.notifies():
                         self._hear(heard.payload == TO_ALL)
             self.is_listening = False

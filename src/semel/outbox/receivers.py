@@ -1,9 +1,8 @@
 """Several webhook receivers behind one relay: each with its topics, its secret and its own progress.
 
-An event that a receiver takes is copied for it, in the outbox itself: the copy has a topic and an aggregate of its own,
-so that its tries, its order and its being parked are this receiver's alone, and an unavailable receiver is skipped
-as any topic is. The copy's id is derived, so that copying again writes nothing. What is delivered is the event as it
-was, under its own id.
+The outbox keeps a copy of an event for each receiver that takes it. The copy has its own topic and aggregate, so tries,
+order and parking are per receiver, and an unavailable receiver is skipped like any topic. The copy's id is derived, so
+copying twice writes nothing. A receiver gets the original event, under its original id.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone
 from semel.outbox.store import Events, Place
 from semel.stores.sql.dialect import dialect_of
 
-RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: it can skip so many topics
-AT_ONCE: Final = 20  # deliveries of one receiver
-SLICE_SECONDS: Final = 0.25  # that a call waits for receivers; it asks a slower one for its answer later
+RECEIVERS_MAX: Final = AWAY_MAX  # receivers of a relay: as many as the topics it can skip
+AT_ONCE: Final = 20  # concurrent deliveries to one receiver
+SLICE_SECONDS: Final = 0.25  # how long a call waits for receivers; a later call collects slower answers
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
 PAGE: Final = 1000
 PAGE_OF_PAYLOADS: Final = 20
@@ -48,9 +47,9 @@ _PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?")
 class Receiver:
     """A receiver of webhooks, and its topics.
 
-    Parameters: ``name`` 1 to 64 letters, digits, ``-`` and ``_``: what it has not got yet is kept under this name;
-    ``url`` https://, or http:// where ``private``; ``secret`` at least 24 bytes, or two while it is rotated; ``topics``
-    such as ``"orders.placed"``, ``"orders.*"`` (all that begin so) or ``"*"`` (all); ``private`` lets it be in a
+    Parameters: ``name`` 1 to 64 letters, digits, ``-`` and ``_``: its undelivered events are stored under this name;
+    ``url`` https://, or http:// if ``private``; ``secret`` at least 24 bytes, or two during a rotation; ``topics`` such
+    as ``"orders.placed"``, ``"orders.*"`` (all with this prefix) or ``"*"`` (all); ``private`` allows an address in a
     private network; ``seconds`` that an answer may take, 0.1 to 60.
 
     Raises ConfigurationError, naming the member.
@@ -87,7 +86,7 @@ class Receiver:
         check_seconds(f"{self.name}: seconds", self.seconds, least=0.1, most=60)
 
     def takes(self, topic: str) -> bool:
-        """Whether events of this topic are for it."""
+        """Return whether this receiver takes events of this topic."""
         return any(
             each == "*" or topic == each or (each.endswith(".*") and topic.startswith(each[:-1]))
             for each in self.topics
@@ -95,11 +94,11 @@ class Receiver:
 
 
 class Receivers:
-    """A sink for :class:`~semel.workers.Relay` that gives each event to all receivers whose topics it is of.
+    """A sink for :class:`~semel.workers.Relay` that sends each event to every receiver of its topic.
 
-    Parameters: ``engine`` whose outbox it is; ``receivers`` at most 200; ``connect`` makes a receiver's sink
-    (a webhook's by default); ``wait_seconds`` that one call waits for receivers: who takes longer is asked for its
-    answer later, and holds back no other meanwhile.
+    Parameters: ``engine`` whose outbox it is; ``receivers`` at most 200; ``connect`` makes a receiver's sink (a
+    webhook's by default); ``wait_seconds`` that one call waits for receivers: a later call collects slower answers,
+    which delay no other receiver.
 
     >>> shop = Receiver(name="shop", url="https://shop.example/hooks", secret=bytes(24))
     >>> Receivers(AsyncEngine.connect("sqlite:///shop.db"), [shop]).name
@@ -158,7 +157,7 @@ class Receivers:
         return [replies[event.id] for event in events]
 
     async def _copy(self, events: Sequence[Event]) -> dict[str, Reply]:
-        """Write a copy for each receiver that takes an event. One that no receiver takes has nothing left to do."""
+        """Write a copy of each event for each receiver that takes it. An event without receivers is done."""
         replies: dict[str, Reply] = dict.fromkeys(event.id for event in events)
         copies = [
             (event.id, copy_for(receiver.name, event))
@@ -181,7 +180,7 @@ class Receivers:
         return replies
 
     async def close(self) -> None:
-        """Let go of all receivers; a delivery that is on its way is given up, and made again under the same id."""
+        """Close all receivers. A delivery in flight is abandoned, and repeated later under the same id."""
         await asyncio.gather(*[line.close() for line in self._lines.values()])
 
 
@@ -193,16 +192,14 @@ class _Line:
         self._flights: dict[str, asyncio.Task[Reply]] = {}  # by the copy's id
 
     async def deliver(self, copies: Sequence[Event], ends: float) -> dict[str, Reply]:
-        """The outcome of each delivery until ``ends``, by the loop's time. After one unreachable call, the rest are
-        skipped.
-        """
+        """Deliver until ``ends`` (loop time); return each outcome. After an unreachable call, skip the rest."""
         time = asyncio.get_running_loop().time
         replies: dict[str, Reply] = {}
         away: Unreached | None = None
         wanted = {copy.id for copy in copies}
         waiting = [copy for copy in copies if copy.id not in self._flights]
         for id in [id for id, task in self._flights.items() if id not in wanted and task.done()]:
-            del self._flights[id]  # not asked for any more: another relay has its partition, or it was dropped
+            del self._flights[id]  # no longer wanted: another relay has its partition, or an operator dropped it
         while True:
             while waiting and away is None and len(self._flights) < AT_ONCE and time() < ends:
                 copy = waiting.pop(0)
@@ -219,7 +216,7 @@ class _Line:
                 if away is None and isinstance(reply, Unreached):
                     away = reply
                 elif away is None and is_gone(reply):
-                    away = _SLOW  # nothing more is sent: the next look finds the receiver disabled
+                    away = _SLOW  # send nothing more: the next look finds the receiver disabled
         return {copy.id: replies.get(copy.id, away or _SLOW) for copy in copies}
 
     async def _one(self, copy: Event) -> Reply:
@@ -242,7 +239,7 @@ class _Line:
 
 
 def copy_for(name: str, event: Event) -> Event:
-    """An event's copy for one receiver, with its own id, topic and aggregate.
+    """Return an event's copy for one receiver, with its own id, topic and aggregate.
 
     >>> event = Event("0", "orders", "orders", "order", "7", b"{}", (), "", None)
     >>> copy_for("shop", event).topic, copy_for("shop", event).aggregate_id, as_it_was(copy_for("shop", event)) == event
@@ -262,13 +259,13 @@ def copy_for(name: str, event: Event) -> Event:
 
 
 def copy_id(id: str, name: str) -> str:
-    """The id of the copy that a receiver has of an event."""
+    """Return the id of a receiver's copy of an event."""
     h = hashlib.sha256(frame(b"semel.receiver.1", id, name)).hexdigest()[:32]
     return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}"
 
 
 def as_it_was(copy: Event) -> Event:
-    """The event that a copy is of."""
+    """Return the original event of a copy."""
     headers = dict(copy.headers)
     id, topic, kind, about = [headers.pop(name) for name in _WAS]
     del headers[RECEIVER]
@@ -278,7 +275,7 @@ def as_it_was(copy: Event) -> Event:
 
 
 def webhook_of(receiver: Receiver) -> Sink:
-    """The webhook's sink of a receiver. Raises ConfigurationError where its client is not installed."""
+    """Return a receiver's webhook sink. Raises ConfigurationError if its client is not installed."""
     from semel.outbox.sinks.webhook import SECRET_BYTES_MIN, SECRETS_MAX, WebhookSink  # needs an extra
 
     secrets = (receiver.secret,) if isinstance(receiver.secret, bytes) else tuple(receiver.secret)
@@ -295,9 +292,9 @@ def webhook_of(receiver: Receiver) -> Sink:
 
 
 class Replayed(NamedTuple):
-    """The result of :func:`replay_to`: events copied now, copied before, or too late for their order.
+    """The result of :func:`replay_to`: how many events were copied now, copied before, or too late for their order.
 
-    ``oldest_us``: when the oldest event was written that the outbox still has, in µs since 1970; None: it has none.
+    ``oldest_us``: when the outbox's oldest event was written, in µs since 1970; None: the outbox is empty.
     """
 
     copied: int
@@ -307,13 +304,13 @@ class Replayed(NamedTuple):
 
 
 def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bool = False) -> Replayed:
-    """Give a receiver the published events that it has never had a copy of, in their order, as if it had been there.
+    """Copy to a receiver, in order, the published events that it has never had, as if it had always been declared.
 
-    Parameters: ``engine`` of the outbox; ``receiver`` whose topics count; ``since_us`` only what was written from then
-    on, in µs since 1970; ``late`` also events whose aggregate has a later event among those that the receiver has had:
-    by default they are left out, since they would come out of order.
+    Parameters: ``engine`` of the outbox; ``receiver`` whose topics count; ``since_us`` only events written since then,
+    in µs since 1970; ``late`` also events of an aggregate of which the receiver already had a later event: by default
+    they are left out, since they would arrive out of order.
 
-    A second replay copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
+    A second replay copies nothing twice. Only events still in the outbox are replayed (``Relay(keep_seconds=...)``).
 
     Raises ConfigurationError if the store is not a SQL database, and StoreError.
     """
@@ -364,7 +361,7 @@ _MEMBERS: Final = ("name", "url", "secret_env", "secret_file", "topics", "privat
 def read_receivers(
     path: str | Path, environ: Mapping[str, str] = os.environ, *, secrets: bool = True
 ) -> list[Receiver]:
-    """The receivers that a TOML file declares, one ``[[receiver]]`` table each; ``secrets`` False leaves theirs empty.
+    """Read receivers from a TOML file, one ``[[receiver]]`` table each; ``secrets`` False leaves their secrets empty.
 
     Raises ConfigurationError, which names the file, the receiver, the member and the remedy.
     """

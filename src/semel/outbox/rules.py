@@ -1,7 +1,7 @@
 """The rules of events: validity, payload encoding, id and partition.
 
 An event's id is derived from the record, its generation, a name and an ordinal, so that it is the same for every run of
-the same execution: consumers tell repetitions by it. Topics keep to what every broker takes.
+the same execution: consumers recognize duplicates by it. Topics are limited to what every broker accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semel.core.identity import frame
 from semel.errors import PolicyError
 from semel.outbox.event import Event
 
-PAYLOAD_BYTES_MAX: Final = 1_000_000  # Kafka and NATS take so much by default, with room for headers
+PAYLOAD_BYTES_MAX: Final = 1_000_000  # Kafka and NATS accept this much by default, with room for headers
 HEADERS_BYTES_MAX: Final = 8_192
 NAME_LETTERS_MAX: Final = 255
 PARTITIONS: Final = 32
@@ -25,9 +25,9 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 CONTENT_TYPE: Final = "content-type"
-RECEIVER: Final = "semel-receiver"  # the header of a copy: the receiver that it is for
-GONE: Final = "the receiver answered 410 Gone"  # the begin of the reason for which a webhook's endpoint is disabled
-DISABLED: Final = "the receiver is disabled"  # the begin of the reason of an event that was parked without being sent
+RECEIVER: Final = "semel-receiver"  # the header of a copy that names its receiver
+GONE: Final = "the receiver answered 410 Gone"  # prefix of the reason why a webhook's endpoint is disabled
+DISABLED: Final = "the receiver is disabled"  # prefix of the reason of an event that was parked without being sent
 _COPIES: Final = "receiver."
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -40,7 +40,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def event_id(record: bytes, generation: int, name: str, ordinal: int) -> str:
-    """The id of an execution's event, as a UUID's text.
+    """Return the id of an execution's event, as a UUID's text.
 
     >>> event_id(bytes(16), 0, "order.placed", 0) == event_id(bytes(16), 0, "order.placed", 0)
     True
@@ -52,7 +52,7 @@ def event_id(record: bytes, generation: int, name: str, ordinal: int) -> str:
 
 
 def receiver_topic(name: str) -> str:
-    """The topic of the copies for a receiver.
+    """Return the topic of a receiver's copies.
 
     >>> receiver_topic("shop")
     'receiver.shop'
@@ -61,7 +61,7 @@ def receiver_topic(name: str) -> str:
 
 
 def receiver_of(topic: str) -> str | None:
-    """The receiver that copies of this topic are for; None of any other topic.
+    """Return the receiver whose copies have this topic; None for any other topic.
 
     >>> receiver_of("receiver.shop"), receiver_of("orders.placed")
     ('shop', None)
@@ -70,7 +70,7 @@ def receiver_of(topic: str) -> str | None:
 
 
 def partition_of(aggregate_type: str, aggregate_id: str) -> int:
-    """The partition that an aggregate's events are in: from 0, below ``PARTITIONS``."""
+    """Return the partition of an aggregate's events: from 0, below ``PARTITIONS``."""
     return hashlib.sha256(frame(aggregate_type, aggregate_id)).digest()[0] % PARTITIONS
 
 
@@ -85,10 +85,10 @@ def make_event(
     tenant: str = "",
     operation_id: bytes | None = None,
 ) -> Event:
-    """An event, checked.
+    """Check and return an event.
 
-    Parameters: ``payload`` bytes, a text, or what JSON can say; ``type`` the topic where none is given; ``aggregate``
-    the type and id of what the event is about, whose events keep their order.
+    Parameters: ``payload`` bytes, a text, or any JSON value; ``type`` the topic by default; ``aggregate`` the type and
+    id of the event's subject; the events of one aggregate keep their order.
 
     Raises PolicyError, naming what is wrong.
 
@@ -117,7 +117,7 @@ def make_event(
 
 
 def check_text(what: str, text: object) -> str:
-    """A text that brokers and databases take as it is. Raises PolicyError."""
+    """Return a text if brokers and databases accept it unchanged. Raises PolicyError."""
     if not isinstance(text, str) or not 0 < len(text) <= NAME_LETTERS_MAX or _UNPRINTABLE.search(text):
         raise PolicyError(
             f"an event's {what} is a text of 1 to {NAME_LETTERS_MAX} letters without control characters; it is "
@@ -127,7 +127,7 @@ def check_text(what: str, text: object) -> str:
 
 
 def payload_bytes(topic: str, payload: Any) -> tuple[bytes, str]:
-    """A payload's bytes, and their content type. Raises PolicyError.
+    """Return a payload's bytes and their content type. Raises PolicyError.
 
     >>> payload_bytes("orders", "paid")
     (b'paid', 'text/plain; charset=utf-8')
@@ -145,19 +145,19 @@ def payload_bytes(topic: str, payload: Any) -> tuple[bytes, str]:
     except (TypeError, ValueError, RecursionError) as error:
         raise PolicyError(
             f"the payload of the event {topic!a} cannot be written ({error.__class__.__name__}: {error!s:.200}); "
-            "give bytes, a text, or what JSON can say: dicts with text keys, lists, texts, finite numbers, True, False "
+            "give bytes, a text, or a JSON value: dicts with text keys, lists, texts, finite numbers, True, False "
             "and None"
         ) from None
     if len(raw) > PAYLOAD_BYTES_MAX:
         raise PolicyError(
             f"the payload of the event {topic!a} has {len(raw)} bytes, and an event takes {PAYLOAD_BYTES_MAX}; "
-            "store it, and send where it is"
+            "store it elsewhere, and send a reference to it"
         )
     return raw, content_type
 
 
 def _check_names(value: Any) -> None:
-    """JSON would write the key 1 as "1", beside another "1"."""
+    """Refuse keys that are not texts: JSON would write the key 1 as "1", beside another "1"."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -186,7 +186,7 @@ def _headers(topic: str, headers: Mapping[str, str], content_type: str) -> Heade
 
 
 def pack_headers(headers: Headers) -> bytes:
-    """As they are stored: a JSON object, which Debezium and people can read.
+    """Encode headers for storage: a JSON object, which Debezium and people can read.
 
     >>> pack_headers((("content-type", "text/plain"),))
     b'{"content-type":"text/plain"}'
@@ -195,5 +195,5 @@ def pack_headers(headers: Headers) -> bytes:
 
 
 def unpack_headers(raw: bytes) -> Headers:
-    """As they were."""
+    """Decode stored headers."""
     return tuple(sorted(json.loads(raw).items()))

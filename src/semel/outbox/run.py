@@ -1,7 +1,7 @@
-"""Emitting events: into a command's own transaction through its permit, or into a transaction of the user's.
+"""Emission of events: into a command's own transaction through its permit, or into a transaction of the user's.
 
-The permit keeps its events until it settles; they are written in the same commit. ``Outbox`` writes at once, on the
-user's connection; the events exist once the user commits.
+The permit holds its events until it settles, and the same commit writes them. ``Outbox`` writes at once, on the user's
+connection; the events exist once the user commits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENTS_MAX: Final = 1000  # of one execution
 
 
 class Outbox:
-    """The events of a store's database, from ordinary threads: to write some in a transaction of your own.
+    """The outbox of a store's database, for ordinary threads: writes events in a transaction of your own.
 
     Parameters: ``engine`` on SQLite, PostgreSQL or MariaDB.
 
@@ -67,25 +67,25 @@ class Outbox:
         id: str | None = None,
         tenant: str = "",
     ) -> str:
-        """Write an event in the transaction of ``connection``; its id.
+        """Write an event in the transaction of ``connection`` and return its id.
 
         Parameters: ``connection`` as :meth:`Engine.atomic` takes it, in a transaction that you commit; ``payload``,
-        ``type``, ``aggregate`` and ``headers`` as :meth:`Permit.emit`; ``id`` a UUID of your own, which makes a
-        repetition nothing at all.
+        ``type``, ``aggregate`` and ``headers`` as in :meth:`Permit.emit`; ``id`` a UUID of your own: a second event
+        with the same id is not written.
 
-        Raises PolicyError for what cannot be an event, JoinRefused, StoreError.
+        Raises PolicyError for an invalid event, JoinRefused, StoreError.
         """
         event = own_event(id, topic, payload, type, aggregate, headers, tenant)
         self._engine.backend.join_to_write(connection).run(lambda: self._events.write([event]))
         return event.id
 
     def depth(self) -> Depth:
-        """The number of waiting and parked events, and the age of the oldest waiting one (microseconds)."""
+        """Count waiting and parked events, with the age of the oldest waiting one (microseconds)."""
         return self._engine.perform("events", self._events.depth)
 
 
 class AsyncOutbox:
-    """As :class:`Outbox`, on an event loop, for the connections that :meth:`AsyncEngine.atomic` takes.
+    """The async form of :class:`Outbox`, for the connections that :meth:`AsyncEngine.atomic` takes.
 
     >>> from semel import AsyncEngine
     >>> outbox = AsyncOutbox(AsyncEngine.connect("sqlite:///semel.db"))
@@ -167,19 +167,19 @@ class Emission:
         return event.id
 
     def with_events(self, settlement: Settlement) -> Settlement:
-        """The settlement with its events, if it is a success; a refused or unknown outcome publishes none."""
+        """Return the settlement with its events if it is a success; a refused or unknown outcome publishes none."""
         if not self.events or settlement.state is not State.SUCCEEDED:
             return settlement
         return settlement._replace(events=tuple(self.events.values()))
 
 
 class PermitEvents:
-    """The part of a permit that is about events."""
+    """The event methods of a permit."""
 
     may_emit = False  # whether the store keeps events
-    emission: Emission | None = None  # its events, where it has any
+    emission: Emission | None = None  # its events, if any
     settling: bool
-    if TYPE_CHECKING:  # of the permit whose part this is
+    if TYPE_CHECKING:  # the permit's own
         asked: Command
 
         @property
@@ -196,20 +196,20 @@ class PermitEvents:
         name: str | None = None,
         ordinal: int = 0,
     ) -> str:
-        """Tell the world, if and only if this command succeeds: the event is written in the commit that settles it.
+        """Emit an event if and only if this command succeeds: the commit that settles the command writes the event.
 
         Parameters:
             topic: where it goes: a subject, queue, topic or stream, 1 to 249 letters in parts joined by dots.
-            payload: bytes, a text, or what JSON can say; at most 1,000,000 bytes.
+            payload: bytes, a text, or any JSON value; at most 1,000,000 bytes.
             type: what it is, for its consumers; the topic by default.
-            aggregate: ``("order", order_id)``: what it is about. Events of one aggregate are published in their order;
+            aggregate: ``("order", order_id)``: its subject. Events of one aggregate are published in their order;
                 by default this operation's own.
             headers: texts that travel with it, 8,192 bytes in all.
-            name: what its id is derived from, with ``ordinal``: the type by default. Each is emitted once.
+            name: the source of its id, with ``ordinal``: the type by default. Each pair can be emitted once.
 
         Returns the event's id, the same for every run of the same execution.
 
-        Raises PolicyError: it cannot be an event, or not here; the message says what to do.
+        Raises PolicyError if the event is invalid, or cannot be emitted here; the message says what to do.
         """
         if not self.may_emit:
             raise PolicyError(
@@ -233,7 +233,7 @@ def own_event(
     headers: Mapping[str, str] | None,
     tenant: str,
 ) -> Event:
-    """An event of no command, under an id of the user's or a new one. Raises PolicyError."""
+    """Return an event outside of any command, under the user's id or a new one. Raises PolicyError."""
     if id is None:
         id = uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))
     raw = uuid_bytes(id) if isinstance(id, str) else None
@@ -258,7 +258,7 @@ _ears: Final[set[Callable[[], object]]] = set()
 
 @contextmanager
 def listening(ear: Callable[[], object]) -> Iterator[None]:
-    """Have ``ear`` called, from any thread, whenever a command of this process has committed events."""
+    """Call ``ear``, from any thread, whenever a command of this process has committed events."""
     _ears.add(ear)
     try:
         yield
@@ -267,7 +267,7 @@ def listening(ear: Callable[[], object]) -> Iterator[None]:
 
 
 def ring() -> None:
-    """Events were committed here. Those of other processes are found by looking, or by the database's notification."""
+    """Wake this process's relays after a commit. Those of other processes poll, or get the database's notification."""
     for ear in list(_ears):
-        with suppress(RuntimeError):  # its loop was closed under it
+        with suppress(RuntimeError):  # its loop was closed meanwhile
             ear()

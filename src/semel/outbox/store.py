@@ -1,7 +1,7 @@
-"""The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
+"""The outbox in a SQL store: writes events in their effect's transaction, reads them in order, marks and deletes them.
 
-Nothing here needs a fence: that an event was published is true from any relay, and what a relay does to
-an event that is published or parked already changes no row. Which relay reads which partitions is ``partitions.py``'s.
+Nothing here needs a fence: any relay may report an event as published, and a relay cannot change the row of an event
+that is already published or parked. ``partitions.py`` assigns partitions to relays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Depth(NamedTuple):
 
     waiting: int
     parked: int
-    oldest_us: int  # for how long the oldest has been waiting; 0 where none is
+    oldest_us: int  # how long the oldest has been waiting; 0 if none is
 
 
 class Place(NamedTuple):
@@ -52,17 +52,17 @@ class Events:
         self._sql = dialect.statements(NOUN)
 
     def write(self, events: Sequence[Event]) -> Flow[int]:
-        """Write events of the transaction that is open; how many were not there yet."""
+        """Write events in the open transaction; return how many were new."""
         return (yield from self.dialect.write_all(self._sql["write"], columns(events)))
 
     def due(
         self, partitions: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
     ) -> Flow[list[Waiting]]:
-        """The events that may be published now, in order.
+        """Read the events that may be published now, in order.
 
-        Parameters: ``partitions`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
-        ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
-        over, and with them what is behind them of their aggregates: then all that is not published is walked.
+        Parameters: ``partitions`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, but at least one event;
+        ``hold`` whether a parked event blocks later events of its aggregate; ``away`` topics whose events are skipped,
+        and with them later events of their aggregates: then the statement reads all unpublished events.
         """
         params: Values = {"lanes": partitions, "limit": limit, "bytes": max(1, bytes_max), "hold": int(hold)}
         if away:
@@ -71,11 +71,11 @@ class Events:
         return [_waiting(row) for row in rows]
 
     def mark_published(self, seqs: Sequence[int]) -> Flow[int]:
-        """The broker has these; how many were not marked yet."""
+        """Mark events as published; return how many were not marked yet."""
         return (yield from self.dialect.write_all(self._sql["published"], [{"seq": seq} for seq in seqs]))
 
     def postpone(self, seq: int, wait_us: int, reason: str) -> Flow[int]:
-        """The broker refused it: to be tried again in so many microseconds."""
+        """Postpone a refused event: retry it after this many microseconds."""
         params: Values = {"seq": seq, "wait": wait_us, "reason": shorten(reason)}
         return (yield from self.dialect.write(self._sql["postpone"], params))
 
@@ -87,7 +87,7 @@ class Events:
         return (yield from self._change("park", event, {"reason": shorten(reason)}))
 
     def retry(self, event: str | int) -> Flow[bool]:
-        """Try a parked event again; False where it is not parked. ``event`` as of :meth:`park`."""
+        """Try a parked event again; False if it is not parked. ``event`` as in :meth:`park`."""
         return (yield from self._change("retry", event, {}))
 
     def drop(self, event: str | int) -> Flow[bool]:
@@ -102,18 +102,18 @@ class Events:
         return (yield from self.dialect.write(self._sql[name], {**params, "id": event})) == 1
 
     def find(self, after: int, limit: int, *, parked: bool, topic: str | None = None) -> Flow[list[Waiting]]:
-        """A page of unpublished events, oldest first; ``after`` a seq; only ``parked`` ones, or one ``topic``."""
+        """Read a page of unpublished events, oldest first; ``after`` a seq; only ``parked`` ones, or one ``topic``."""
         params: Values = {"after": after, "limit": limit, "parked": int(parked), "topic": topic}
         rows = yield from self.dialect.rows(self._sql["find"], params)
         return [_waiting(row) for row in rows]
 
     def places(self, after: int, limit: int) -> Flow[list[Place]]:
-        """A page of all events, published or not, oldest first; ``after`` a seq."""
+        """Read a page of all events, published or not, oldest first, after the seq ``after``."""
         rows = yield from self.dialect.rows(self._sql["places"], {"after": after, "limit": limit})
         return [Place(*cast("tuple[int, str, str, str, str, int]", row)) for row in rows]
 
     def past(self, after: int, limit: int) -> Flow[list[Waiting]]:
-        """A page of published events that are still stored, oldest first; ``after`` a seq."""
+        """Read a page of published events that are still stored, oldest first, after the seq ``after``."""
         rows = yield from self.dialect.rows(self._sql["past"], {"after": after, "limit": limit})
         return [_waiting(row) for row in rows]
 
@@ -133,17 +133,17 @@ class Events:
         ]
 
     def find_disabled(self) -> Flow[frozenset[str]]:
-        """The topics whose webhook endpoint is disabled: it has answered 410 Gone, and that event is still parked."""
+        """Find topics with a disabled webhook endpoint: it has answered 410 Gone, and that event is still parked."""
         rows = yield from self.dialect.rows(self._sql["disabled"], {"gone": GONE})
         return frozenset(str(topic) for (topic,) in rows)
 
     def sweep(self, keep_us: int, chunk: int) -> Flow[int]:
-        """Forget at most ``chunk`` events that were published longer ago than ``keep_us``; how many."""
+        """Delete at most ``chunk`` events published longer ago than ``keep_us``; return how many."""
         return (yield from self.dialect.write(self._sql["sweep"], {"keep": keep_us, "chunk": chunk}))
 
 
 def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
-    """Write events in the transaction that is open, and return how many were new."""
+    """Write events in the open transaction, and return how many were new."""
     return (yield from Events(dialect).write(events)) if events else 0
 
 
@@ -172,7 +172,7 @@ def settle_with_events(
 
 
 def settle_here_and_emit(settle: Query, events: Sequence[Event]) -> Query:
-    """PostgreSQL: the settlement of an ATOMIC unit and its events, in one statement."""
+    """Settle an ATOMIC unit and write its events, in one statement (PostgreSQL)."""
     assert not isinstance(settle.params, tuple)
     each = columns(events)
     also: dict[str, Argument] = {name: [values[name] for values in each] for name in each[0]}
@@ -180,7 +180,7 @@ def settle_here_and_emit(settle: Query, events: Sequence[Event]) -> Query:
 
 
 def settle_and_emit(settle: Execute, events: Sequence[Event]) -> SettleAnd:
-    """MariaDB: the settlement of an ATOMIC unit, and its events behind it, in one round trip."""
+    """Settle an ATOMIC unit, then write its events, in one round trip (MariaDB)."""
     write = MARIADB.statements(NOUN)["write"]
     return SettleAnd(settle, [Execute(write, values) for values in columns(events)])
 
@@ -192,7 +192,7 @@ def _settling_and_writing(settle: Statement) -> Statement:
     statement = _COMPOSED.get(settle.text)
     if statement is None:
         write = POSTGRES.statements(NOUN)["write"].text
-        _, _, emitting = write.partition("),\n")  # behind the clock, which both begin with
+        _, _, emitting = write.partition("),\n")  # skip the clock: both statements begin with it
         emitting, _, _ = emitting.rpartition("\nSELECT 1 FROM emitted")
         settling, found, _ = settle.text.rpartition(f"\n{_SETTLED}")
         assert found, "postgres.sql and outbox/store.py disagree on how a unit's settlement ends"
@@ -205,7 +205,7 @@ def _settling_and_writing(settle: Statement) -> Statement:
 
 
 def settling(settle: Ask[Any], settlement: Settlement) -> Ask[Any]:
-    """The ask that settles inside an ATOMIC unit, with the settlement's events if it has any."""
+    """Return the ask that settles inside an ATOMIC unit, with the settlement's events if it has any."""
     if not settlement.events:
         return settle
     if isinstance(settle, Query):
@@ -215,7 +215,7 @@ def settling(settle: Ask[Any], settlement: Settlement) -> Ask[Any]:
 
 
 def columns(events: Sequence[Event]) -> list[Values]:
-    """The parameters of ``write``, for each event."""
+    """Return the parameters of ``write``, for each event."""
     return [
         {
             "event_id": event.id,

@@ -1,16 +1,16 @@
-"""The relay: events that are committed get to the broker, each at least once and always under its id, in order.
+"""The relay: publishes committed events to the broker, each at least once, in order, and always under its id.
 
-Order hangs on no lease. An event is sent when the one of its aggregate before it was acknowledged (or was marked as
-published before this relay read), so the first arrival of each is in order, however many relays read the same events.
-Partitions only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
-transaction which commits late is not passed by.
+Order does not depend on leases. A relay sends an event once the previous one of its aggregate was acknowledged (or was
+marked as published before this relay read), so first arrivals are in order, however many relays read the same events.
+Partitions only keep two relays from doing the same work. There is no cursor: a relay reads all unmarked events, so a
+transaction that commits late is not missed.
 
-A relay that dies between the broker's acknowledgement and the mark leaves events that are sent again: their id tells
-consumers.
+If a relay dies between the broker's acknowledgement and the mark, the events are sent again: consumers recognize them
+by their ids.
 
 A relay that finds nothing for a while releases its partitions and is *idle*: the idle relays of all processes take
-turns to look (``workers/turns.py``), so that they ask as little as one. The one that finds something takes partitions
-again.
+turns to look (``workers/turns.py``), so that together they query as rarely as one. The one that finds events takes
+partitions again.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ GAUGE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 60.0
 SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
-WALK_REST: Final = 3.0  # the relay rests this many times as long as skipping unavailable topics took
+WALK_REST: Final = 3.0  # the relay rests this many times as long as it took to skip unavailable topics
 ELSEWHERE_SECONDS: Final = 0.25
-LINGER_SECONDS: Final = 2.0  # a relay without an event for so long is idle
-LOOK_SECONDS: Final = 1.1  # between two looks of all idle relays: with a sweep a minute, less than a statement a second
-# A relay that finds nothing asks for free partitions so often: it takes over a dead relay's within its lease + 1 s.
+LINGER_SECONDS: Final = 2.0  # a relay is idle after this long without an event
+LOOK_SECONDS: Final = 1.1  # between two looks of all idle relays: with a sweep a minute, below one statement a second
+# A relay that finds nothing asks for free partitions this often: it takes over a dead relay's within lease + 1 s.
 WITHOUT_PARTITIONS_SECONDS: Final = 0.75
 APART_SECONDS: Final = 0.02  # between two idle relays that hear the same notification
 DEAF_SECONDS: Final = 1.0  # how long a relay ignores notifications after one for which others were enough
@@ -68,12 +68,12 @@ ALL_PARTITIONS: Final = (1 << PARTITIONS) - 1
 class Relay:
     """Publishes an engine's events to a sink. ``async with Relay(engine, sink):`` runs it meanwhile.
 
-    Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
-    ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
-    its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
-    ``lease_seconds`` after which a dead relay's partitions are taken over; ``poll_seconds`` between two looks without a
-    notification, of this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and of all
-    idle relays together (1.1 seconds).
+    Parameters: ``batch`` how many events it reads at once, ``batch_bytes`` their total size at most; ``tries_max``
+    tries of a refused event before it is parked; ``hold`` whether a parked event blocks later events of its aggregate
+    until an operator retries or drops it; ``keep_seconds`` how long published events are kept; ``lease_seconds`` after
+    which other relays take over a dead relay's partitions; ``poll_seconds`` between two looks without a notification:
+    by this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and by all idle relays
+    together (1.1 seconds).
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -86,7 +86,7 @@ class Relay:
     ...     asyncio.run(main(folder))
     0
 
-    Raises ConfigurationError if the store is not a SQL database, PolicyError for an option that cannot be.
+    Raises ConfigurationError if the store is not a SQL database, PolicyError for an invalid option.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Relay:
         self._outages = 0
         self._away = Away()
         self._struck = False  # whether the last turn met an outage after which the relay pauses
-        self._put_away = False  # whether it met an outage of topics that are skipped from now on
+        self._put_away = False  # whether it met unavailable topics that are skipped from now on
         self._walk_seconds = 0.0  # how long the last skip of unavailable topics took
         self._woken = asyncio.Event()
         every = LOOK_SECONDS if poll_seconds is None else poll_seconds
@@ -154,12 +154,12 @@ class Relay:
             with_events=self._flow_of_turn,
         )
         self._listens = False
-        self._idle = False  # whether it has released its partitions, and waits for its turn
+        self._idle = False  # whether it is idle: it has released its partitions, and waits for its turn
         self._fleet = 1.0  # the number of relays that take turns, estimated
         self._worked = self._time()  # when it last had something to do
         self._turn_at = 0.0
-        self._called = False  # whether events were committed in this process, or a relay has too many
-        self._heard_at: float | None = None  # when it acts on a notification for which one relay is enough
+        self._called = False  # whether events were committed in this process, or another relay has too many
+        self._heard_at: float | None = None  # when it acts on a notification that needs only one relay
         self._deaf_until = float("-inf")
         self._gauge_at = float("-inf")
         self._look: OutboxLook | None = None  # the look that came with the current turn
@@ -196,7 +196,7 @@ class Relay:
             await self._leave()
 
     async def _due_elsewhere(self) -> bool:
-        """Whether something may be published that is in no partition of this relay's."""
+        """Return whether an event is due in a partition that this relay does not hold."""
         read, theirs, hold = self._events.due, ALL_PARTITIONS & ~self._mask, self._hold
         return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
 
@@ -221,7 +221,7 @@ class Relay:
         arrived: list[Waiting] = []
         try:
             await self._publish(Batch(due), arrived)
-        finally:  # even if a refusal could not be noted: these events have arrived
+        finally:  # even if a refusal could not be recorded: these events have arrived
             if arrived:
                 await self._mark(arrived)
         return len(arrived)
@@ -261,7 +261,7 @@ class Relay:
             most=self._outage_seconds_max,
         )
         self._put_away, self._struck = bool(unreached_topics) and passed, not passed
-        # If some have arrived, one partition or queue is unavailable: the others of its topic do not wait.
+        # If some have arrived, only one partition or queue is unavailable: its topic's other events do not wait.
         self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1
         if outage is not None or not self._away:
             self.outage = outage
@@ -275,7 +275,7 @@ class Relay:
         return [next(replies) if reply is None else reply for reply in refused]
 
     async def _look_at_disabled(self, wave: Sequence[Waiting]) -> None:
-        """Know whose endpoint is disabled: every second, and at once before an event is parked for it."""
+        """Refresh the topics with a disabled endpoint: every second, and just before an event is parked for it."""
         if self._disables is None:
             return
         lapsed = self._time() - self._disabled_at >= DISABLED_SECONDS
@@ -289,10 +289,10 @@ class Relay:
         return self._disables == "sink" and any(receiver_of(each) is None for each in self._disabled)
 
     def _refusal(self, each: Waiting) -> Refused | None:
-        """The reason that an event must not reach the sink: damaged, disabled endpoint, or a copy for an unknown
-        receiver.
+        """Return why an event must not reach the sink: damaged, endpoint disabled, or a copy for an unknown receiver.
 
-        A broker would get such a copy as its own event, under its own id, and the receiver never.
+        The sink would publish such a copy as an event of its own, under its own id, and its receiver would never get
+        it.
         """
         if each.damage is not None:
             return Refused(each.damage, for_good=True)
@@ -376,7 +376,7 @@ class Relay:
             await self._look_for_rivals()
 
     async def _look_for_rivals(self) -> None:
-        """Report the relays with another sink: an event that one of them publishes never reaches this sink."""
+        """Report relays with another sink: an event that they publish never reaches this sink."""
         self._note_sinks(await self._engine.perform("events_sinks", self._partitions.sinks))
 
     def _note_sinks(self, sinks: dict[str, str]) -> None:
@@ -417,9 +417,9 @@ class Relay:
         return turn
 
     async def _take_turn(self) -> bool:
-        """Take a turn of the idle relays; whether there is something to do, or no turn to be had.
+        """Take a turn of the idle relays; return whether events are due, or turns are unavailable.
 
-        A due event in any partition is enough: each relay whose turn comes while others have too much joins them.
+        A due event in any partition counts: a relay whose turn comes joins the others if they have too much.
         """
         turn = await self._turns.take()
         look, self._look = self._look, None
@@ -438,7 +438,7 @@ class Relay:
         return False
 
     async def _may_go_on(self) -> bool:
-        """Whether an idle relay is needed: after a notification, for unattended events, or for events it finds."""
+        """Return whether an idle relay is needed: by a notification, unattended events, or events it finds."""
         now = self._time()
         needed, self._called = self._called, False
         if not needed and self._heard_at is not None and self._heard_at <= now:
@@ -449,13 +449,13 @@ class Relay:
         if not needed and now >= self._turn_at:
             needed = await self._take_turn()
         if needed:
-            self._turns.leave()  # at work it looks for itself
+            self._turns.leave()  # a working relay polls by itself
             self._idle, self._fleet, self._worked = False, 1.0, now
             self._heard_at = None
         return needed
 
     async def _may_rest(self) -> bool:
-        """Go idle where nothing was met for a while, unless something is due elsewhere; whether it is idle now."""
+        """Go idle after a while without events, unless some are due elsewhere; return whether it is idle now."""
         if self._away or self._time() - self._worked < LINGER_SECONDS:
             return False
         self._called, self._heard_at = False, None
@@ -468,18 +468,18 @@ class Relay:
         return True
 
     def _idle_seconds(self) -> float:
-        """The pause of an idle relay without notifications."""
+        """Return the pause of an idle relay without notifications."""
         ends = self._turn_at if self._heard_at is None else min(self._turn_at, self._heard_at)
         return 0.0 if self._called else max(0.0, ends - self._time())
 
     def _hear(self, everybody: bool) -> None:
-        """Events were committed: one idle relay is enough, that whose turn is next, or ``everybody`` is needed."""
+        """Wake up for committed events: at once if ``everybody`` is needed, else only if this relay's turn is next."""
         if everybody:
             self._called = True
         elif self._heard_at is None:
             now = self._time()
             ahead_us = max(0.0, self._turn_at - now) * 1_000_000
-            before = int(ahead_us / self._turns.slot_us)  # so many are nearer to their turns
+            before = int(ahead_us / self._turns.slot_us)  # this many relays have an earlier turn
             self._heard_at = max(now + APART_SECONDS * before, self._deaf_until)
         self._woken.set()
 
@@ -502,12 +502,12 @@ class Relay:
             self._task = None
 
     def stop(self) -> None:
-        """End :meth:`run` after the batch that is on its way. From the loop's own thread."""
+        """End :meth:`run` after the current batch. Call it in the loop's own thread."""
         self._stopping = True
         self._woken.set()
 
     async def run(self) -> None:
-        """Relay until :meth:`stop`. Waits for an unavailable store or broker, and loses nothing meanwhile."""
+        """Relay until :meth:`stop`. Waits for an unavailable store or broker, and loses no event meanwhile."""
         loop = asyncio.get_running_loop()
         listens = self._engine.backend.listens
         listener = None if listens is None else listens(self._hear)
@@ -527,12 +527,12 @@ class Relay:
             await asyncio.wait({keeper})
             if listener is not None:
                 await listener.close()
-            with suppress(StoreError, SchemaError):  # others take the partitions over when the lease is over
+            with suppress(StoreError, SchemaError):  # other relays take over the partitions when the lease expires
                 await self._leave()
             await self.sink.close()
 
     async def _round(self, *, notified: bool) -> float:
-        """A turn, and how long to rest after it."""
+        """Take one turn, and return how long to rest after it."""
         self._woken.clear()
         self._listens = notified
         self._struck = False
@@ -558,10 +558,10 @@ class Relay:
             if not self._met and await self._may_rest():
                 return self._idle_seconds()
         except (StoreError, SchemaError):  # the observer was notified; the relay survives the store's outage
-            self._turn_at = max(self._turn_at, self._time() + STORE_REST_SECONDS)  # an idle one's turn has not moved
+            self._turn_at = max(self._turn_at, self._time() + STORE_REST_SECONDS)  # an idle relay's turn has not moved
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
-            self._struck = True  # no notification shortens the rest
+            self._struck = True  # no notification may shorten the rest
             return self._trouble.note_error(error)
         poll = self._poll_seconds
         if poll is None:
@@ -570,7 +570,7 @@ class Relay:
         return min(poll, until_idle, self._away.wait_seconds(time.monotonic()))
 
     async def _rest(self, seconds: float) -> None:
-        # A notification brings no broker back: a relay that walks past millions of events at each does nothing else.
+        # A notification does not bring a broker back; skipping millions of events at each would fill all the time.
         walked = min(WALK_REST * self._walk_seconds, self._lease_seconds / 4)
         deaf = seconds if self._struck else walked
         ends, notified = time.monotonic() + deaf, False
@@ -588,7 +588,7 @@ class Relay:
             try:
                 await self._look_after_all()
                 self._house_trouble.over()
-            except (StoreError, SchemaError):  # reported to the observer, and done next time
+            except (StoreError, SchemaError):  # reported to the observer; the next sweep does it
                 pass
             except Exception as error:  # noqa: BLE001 - as in _round
                 self._house_trouble.note_error(error)
@@ -602,7 +602,7 @@ class Relay:
             await self.sweep()
 
     async def gauge(self) -> Depth:
-        """Look how full the outbox is, and tell the observer. Raises StoreError."""
+        """Read the outbox's depth, and report it to the observer. Raises StoreError."""
         depth = await self._engine.perform("events_depth", self._events.depth)
         self._tell_depth(depth)
         return depth
@@ -623,4 +623,4 @@ class Relay:
             gone += done
             if done < SWEEP_CHUNK:
                 return gone
-            await asyncio.sleep(min(1.0, time.monotonic() - began))  # as the purge: others write, too
+            await asyncio.sleep(min(1.0, time.monotonic() - began))  # as in the purge: other processes write, too

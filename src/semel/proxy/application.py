@@ -30,10 +30,10 @@ _ENDS_SECONDS: Final = 15  # after the commands' own time, the process ends in a
 
 
 class Front:
-    """What every reverse proxy of Semel's does around ``app``: refuses requests that two servers could read in two
-    ways, and leaves an answer without its end where the upstream's broke off.
+    """The outer layer of Semel's reverse proxies around ``app``: refuses requests that two servers could parse
+    differently, and cuts off an answer if the upstream's broke off.
 
-    Parameters: ``upstream`` innermost in ``app``; ``command_seconds`` that a command may take there, at most.
+    Parameters: ``upstream`` innermost in ``app``; ``command_seconds`` the longest time of a command there.
     """
 
     def __init__(self, app: Any, upstream: Upstream, command_seconds: float = 0.0) -> None:
@@ -66,18 +66,18 @@ class Front:
         except NotForwarded:
             pass  # it has been answered and the key is free
         except Cut as cut:
-            # An answer that has begun is left without its end: the server closes the connection, which shows it.
+            # Do not end an answer that has begun: the server closes the connection, which tells the client.
             if not started:
                 await send_answer(send, cut.answer)
             elif scope.get("http_version") == "1.0":
                 _reset(send)
 
     def declares(self, method: str, path: str) -> bool:
-        """Whether a request is a declared operation, or spelled so that a lenient service could take it for one."""
+        """Return whether a request is a declared operation, or a spelling that a lenient service could accept."""
         raise NotImplementedError
 
     def _refusal(self, scope: Scope) -> Answer | None:
-        """The reason to refuse a malformed request: two servers could parse it differently."""
+        """Return the reason to refuse a malformed request: two servers could parse it differently."""
         headers: Pairs = scope["headers"]
         names = [name for name, _ in headers]
         method, path = scope["method"].upper(), scope.get("raw_path") or b"/"
@@ -121,7 +121,7 @@ class Front:
 
     @property
     def drain_seconds(self) -> int:
-        """The maximum time for the process to end."""
+        """The longest time that the process may take to end."""
         return GRACE_SECONDS + int(self.command_seconds) + _ENDS_SECONDS
 
     async def drain(self) -> None:
@@ -158,7 +158,7 @@ class ProxyApplication(Front):
         self._routes = middleware.surface.routes
 
     def declares(self, method: str, path: str) -> bool:
-        """Whether the middleware protects it, or refuses it for its spelling."""
+        """Return whether the middleware protects a request, or refuses it for its spelling."""
         if method not in UNSAFE_METHODS:
             return False
         return (
@@ -168,7 +168,7 @@ class ProxyApplication(Front):
         )
 
     def _with_format(self, method: str, path: str) -> str | None:
-        """The template of the operation that a service may take ``/payments.json`` for."""
+        """Return the template of the operation to which a service may route ``/payments.json``."""
         if method not in UNSAFE_METHODS or self._routes.find(method, path) is not None:
             return None
         shorter = without_formats(normal_segments(path))
@@ -188,7 +188,7 @@ class ProxyApplication(Front):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that logs what it waits for at shutdown, and keeps answering probes."""
+    """A uvicorn server that logs what it waits for at shutdown, and keeps answering probes."""
 
     def __init__(self, config: uvicorn.Config, front: Front, health: HealthServer | None) -> None:
         super().__init__(config)
@@ -211,10 +211,10 @@ class _Server(uvicorn.Server):
 
 
 def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = None, check: Check | None = None) -> None:
-    """Serve with uvicorn until SIGTERM or SIGINT; then commands on their way come to their end.
+    """Serve with uvicorn until SIGTERM or SIGINT; then let running commands finish.
 
-    Parameters: ``health`` where probes are answered; ``check`` what else they report, such as whether the store
-    answers. Raises ConfigurationError where ``health`` cannot be listened on, or the upstream is this address.
+    Parameters: ``health`` the address for probes; ``check`` an extra check for them, such as whether the store answers.
+    Raises ConfigurationError if ``health`` cannot be bound, or the upstream is this address.
     """
     app.upstream.origin.check_is_another(host, port)
     try:
@@ -243,13 +243,13 @@ def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = Non
 
 
 async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
-    """The answer to a probe. An unavailable service does not make the proxy unready: replays still work."""
+    """Answer a probe. An unavailable service does not make the proxy unready: replays still work."""
     told = {} if check is None else dict(await check())
     return {**told, "upstream": "reachable" if await upstream.reach() else "unreachable"}
 
 
 def _reset(send: Send) -> None:
-    """Reset a client's connection under uvicorn, because in HTTP/1.0 its ordinary end is the end of the answer."""
+    """Reset a client's connection under uvicorn: in HTTP/1.0 an ordinary close would mean a complete answer."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is not None and (connection := transport.get_extra_info("socket")) is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -261,7 +261,7 @@ def _names_a_host(path: str) -> bool:
 
 
 def describe(configuration: Proxied) -> list[dict[str, Any]]:
-    """The operations of a configuration, for people and programs."""
+    """Describe the operations of a configuration, for people and programs."""
     return [
         {
             "operation": each.name,

@@ -20,12 +20,12 @@ from semel.policy import Policy
 from semel.recipe import NEVER_COUNTED, check_headers
 
 TIMEOUT_SECONDS: Final = 30.0
-GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end; commands have longer
-NOT_RUN: Final = frozenset({401, 403, 425, 429})  # with these, any service says that it has not begun
+GRACE_SECONDS: Final = 60  # for running requests, once the proxy is asked to end; commands have longer
+NOT_RUN: Final = frozenset({401, 403, 425, 429})  # with these statuses, any service says that it has not begun
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
-KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
-_MARGIN_SECONDS: Final = 10.0  # by which a command's deadline exceeds its upstream's time
+KEYED: Final = "semel.keyed"  # in a command's scope: a gate has checked its key, and its upstream supports keys
+_MARGIN_SECONDS: Final = 10.0  # added to the upstream's time for a command's deadline
 _LEASE_SECONDS: Final = Policy().lease_seconds
 _TENANT: Final = "proxy"
 _TOP: Final = ("caller", "timeout_seconds", "operation")
@@ -59,9 +59,9 @@ class Proxied:
 
 
 def read_configuration(path: str | Path, *, needs_caller: bool = True) -> Proxied:
-    """The configuration in a file. Raises ConfigurationError, which names the file, the member and the remedy.
+    """Read a configuration file. Raises ConfigurationError, which names the file, the member and the remedy.
 
-    Parameters: ``needs_caller`` is False where nothing is stored, so that a key needs no caller.
+    Parameters: ``needs_caller`` is False if nothing is stored, so that a key needs no caller.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def _operation(where: str, table: Mapping[str, Any], timeout: float) -> tuple[Op
 
 
 def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
-    """The meaning of a 2xx answer: done if its status is listed, otherwise in doubt."""
+    """Read ``success``, the meaning of a 2xx answer: done if its status is listed, otherwise in doubt."""
     if "success" not in table:
         return None
     given = table["success"]
@@ -151,7 +151,7 @@ def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
 
 
 def _not_run(where: str, table: Mapping[str, Any]) -> frozenset[int]:
-    """The statuses that prove that the service did nothing. A 408 proves it only for a known service."""
+    """Read ``not_run``, the statuses that prove that nothing was done. A 408 proves it only for a known service."""
     given = table.get("not_run", NOT_RUN)
     if not isinstance(given, list | frozenset) or not all(type(each) is int and 400 <= each <= 599 for each in given):
         raise ConfigurationError(
@@ -187,10 +187,10 @@ def _seconds(where: str, value: object) -> float:
 
 
 def caller_of(rule: object) -> CallerOf:
-    """The function that a caller rule means. Raises ConfigurationError.
+    """Return the function for a caller rule. Raises ConfigurationError.
 
-    Parameters: ``rule`` is ``"header:NAME"``, which an authenticating proxy in front sets and a client must not reach
-    the proxy without; ``"authorization"``, whose hash is the caller; or ``"none"``: all clients share all keys.
+    Parameters: ``rule`` is ``"header:NAME"``, a header set by an authenticating proxy that no client can bypass;
+    ``"authorization"``, whose hash is the caller; or ``"none"``: all clients share all keys.
     """
     if rule == "none":
         return single_caller
@@ -210,7 +210,7 @@ def caller_of(rule: object) -> CallerOf:
 
 
 class _Header:
-    """The caller that one header names; None where the header is missing, empty or sent twice."""
+    """A caller function for one header; returns None if the header is missing, empty or sent twice."""
 
     __slots__ = ("_hashes", "_name")
 
@@ -240,7 +240,7 @@ class UpstreamOrigin:
 
     @classmethod
     def of(cls, url: str) -> UpstreamOrigin:
-        """The origin of a URL. Raises ConfigurationError."""
+        """Parse the origin of a URL. Raises ConfigurationError."""
         try:
             parts = split_http_url(url)
         except ValueError as error:
@@ -252,7 +252,7 @@ class UpstreamOrigin:
         return cls(parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
     def check_is_another(self, host: str, port: int) -> None:
-        """Raises ConfigurationError where a proxy itself listens on it: each request would come back.
+        """Raise ConfigurationError if the proxy itself listens on this origin: each request would come back.
 
         >>> UpstreamOrigin.of("http://127.0.0.1:3000").check_is_another("127.0.0.1", 8080)
         """
@@ -265,11 +265,11 @@ class UpstreamOrigin:
 
     @property
     def url(self) -> str:
-        """The origin as links have it."""
+        """The origin as in links."""
         return f"{self.scheme}://{self.authority}"
 
     @property
     def authority(self) -> str:
-        """Host and port as a Host header has them."""
+        """Host and port as in a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"

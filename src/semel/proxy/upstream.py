@@ -1,8 +1,8 @@
-"""The ASGI application that passes requests on to an upstream, byte by byte and one time only.
+"""The ASGI application that forwards requests to an upstream, byte by byte and only once.
 
-What the upstream's failures mean is decided here: as long as no byte of a command has left, nothing happened; after
-the first byte nothing is proven. Every request has its own connection: an idle one that the upstream closes is
-never taken for one that can carry a command, and no byte too many of one answer is ever read as another client's.
+This module decides what the upstream's failures mean: before the first byte of a command has left, nothing happened;
+after it nothing is proven. Every request has its own connection: a command is never sent on an idle connection that the
+upstream is closing, and surplus bytes of one answer never reach another client.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, U
 
 Pairs = list[tuple[bytes, bytes]]
 
-IDLE_SECONDS: Final = 300.0  # that an unprotected request or answer may go without a byte
-DOWNSTREAM_KEY: Final = "upstream"  # the name of the call that Semel-Downstream-Key is derived for
+IDLE_SECONDS: Final = 300.0  # how long an unprotected request or answer may pause
+DOWNSTREAM_KEY: Final = "upstream"  # the name from which Semel-Downstream-Key is derived
 CONNECTIONS_MAX: Final = 1000
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
@@ -38,7 +38,7 @@ _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forw
 _OF_THIS_HOST: Final = frozenset({b"location", b"content-location"})
 _REPLAYED: Final = frozenset({b"idempotency-replayed", b"idempotent-replayed"})
 _LIFETIME: Final = b"idempotency-key-lifetime"
-_OF_ITS_KEY: Final = _REPLAYED | {_LIFETIME}  # Semel says these itself of the answer to a command
+_OF_ITS_KEY: Final = _REPLAYED | {_LIFETIME}  # Semel sets these itself on the answer to a command
 _RETRY_DIGITS_MAX: Final = 5
 
 
@@ -47,7 +47,8 @@ class NotForwarded(NothingHappened):
 
 
 class Cut(Exception):
-    """The upstream's answer broke off after its head was passed on. ``answer`` is for a client that has no byte yet."""
+    """The upstream's answer broke off after the proxy forwarded its head. ``answer`` is for a client that has no byte
+    yet."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__("the upstream's answer did not come to its end")
@@ -55,19 +56,19 @@ class Cut(Exception):
 
 
 class StillRunning(Cut):
-    """The upstream answered a repeated attempt with 409: it still works on an earlier one, and has refused nothing."""
+    """The upstream answered a retry with 409: it still works on an earlier attempt, and has refused nothing."""
 
 
 class ClientLeft(Exception):
-    """The client of a request that passes through has gone before the end of its body."""
+    """The client of an unprotected request disconnected before the end of its body."""
 
 
 class Upstream:
     """An ASGI application that passes every request on to ``origin``.
 
     Parameters: ``timeouts`` in seconds for each operation, by its name; an answer that is not complete by then leaves
-    the outcome in doubt. ``idle_seconds`` without a byte end a request that passes through. ``commands`` counts those
-    that are on their way, by operation; ``passing`` holds the other requests.
+    the outcome in doubt. ``idle_seconds`` without a byte end an unprotected request. ``commands`` counts running
+    commands by operation; ``passing`` holds the other requests.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Upstream:
         self._timeouts = timeouts
         self._idle_seconds = idle_seconds
         self._problems = Problems()
-        # Made once: otherwise each connection would read all certificates of authorities.
+        # Made once: otherwise each connection would read all CA certificates.
         tls = httpcore.default_ssl_context() if origin.scheme == "https" else None
         self._pool = httpcore.AsyncConnectionPool(tls, max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
 
@@ -92,7 +93,7 @@ class Upstream:
             await (self._pass(scope, receive, send) if permit is None else self._run(permit, scope, receive, send))
 
     async def reach(self) -> bool:
-        """Whether the upstream takes a connection now; nothing is sent on it."""
+        """Return whether the upstream accepts a connection now; sends nothing on it."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, writer = await asyncio.open_connection(self.origin.host, self.origin.port)
@@ -109,7 +110,7 @@ class Upstream:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run(self, permit: Permit, scope: Scope, receive: Receive, send: Send) -> None:
-        """A command that was granted: once, within its time."""
+        """Run a granted command: once, within its time."""
         operation = permit.claim.scope.operation
         seconds = self._timeouts.get(operation, TIMEOUT_SECONDS)
         operations = (self._problems.operations_path or "").partition("{")[0]
@@ -139,10 +140,10 @@ class Upstream:
             self.commands[operation] -= 1
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any other request: streamed both ways, until the answer has ended or the client has gone."""
+        """Pass any other request: stream both ways, until the answer has ended or the client has gone."""
         exchange = _Passing(send, self._idle_seconds)
         request = self._request(scope, receive, None, self._idle_seconds)
-        keyed = KEYED in scope  # the upstream recognises a repetition by its key
+        keyed = KEYED in scope  # the upstream recognises a retry by its key
         advice = " Retry with the same key." if keyed else ""
         forward = asyncio.create_task(exchange.run(self._pool, request))
         gone = asyncio.create_task(request.client_gone())
@@ -155,7 +156,7 @@ class Upstream:
             elif forward.done():
                 forward.result()
         except ClientLeft:
-            return  # the connection to the upstream is closed in the middle of the body, as the client's was
+            return  # close the upstream's connection in the middle of the body, as the client's was
         except _NOT_SENT:
             await exchange.fail(self._problem(UPSTREAM_AWAY, f"Nothing was done.{advice}"))
         except _LATE:
@@ -175,7 +176,7 @@ class Upstream:
                 raise Cut(answer)
 
     def _problem(self, kind: Kind, text: str, permit: Permit | None = None, *, linked: bool = False) -> Answer:
-        """An answer in the upstream's place. ``linked`` where nothing else adds the link to the operation."""
+        """Answer in the upstream's place. ``linked`` if nothing else adds the link to the operation."""
         operation = None if permit is None else permit.execution_id
         answer = self._answer(kind, text, permit, 1 if kind.retryable else None)
         if operation is None or linked:
@@ -202,14 +203,14 @@ class Upstream:
 
 
 def connection_headers(headers: Pairs) -> set[bytes]:
-    """The headers that Connection names as those of this connection alone."""
+    """Return the headers that Connection names as hop-by-hop."""
     return {each.strip().lower() for name, value in headers if name == b"connection" for each in value.split(b",")}
 
 
 def request_headers(scope: Scope, authority: str) -> Pairs:
-    """The headers that an upstream gets of a request: without those of one connection, and of Semel's own none.
+    """Return the request headers for the upstream: without hop-by-hop headers, and without Semel's own.
 
-    Headers with an underscore are dropped: CGI-like upstreams would take them for those with a hyphen.
+    Headers with an underscore are dropped: CGI-like upstreams would confuse them with those with a hyphen.
     """
     headers: Pairs = scope["headers"]
     dropped = (HOP_BY_HOP | _FORWARDED | {b"host", b"expect"} | connection_headers(headers)) - {b"content-length"}
@@ -232,7 +233,8 @@ def request_headers(scope: Scope, authority: str) -> Pairs:
 
 
 class _Request:
-    """One request on its way: its head, and its body as it arrives. ``sent`` is true before its first byte leaves."""
+    """One request in flight: its head, and its body as it arrives. ``sent`` becomes true before its first byte
+    leaves."""
 
     def __init__(
         self, method: str, url: httpcore.URL, headers: Pairs, receive: Receive, seconds: float, origin: bytes
@@ -258,7 +260,7 @@ class _Request:
             self.sent = True
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The pieces of the body. Raises ClientLeft where the client goes away before its end, TimeoutError where the
+        """Yield the pieces of the body. Raises ClientLeft if the client disconnects before its end, TimeoutError if the
         next piece does not come in time.
         """
         more = self.has_body
@@ -273,7 +275,7 @@ class _Request:
         self._read.set()
 
     async def client_gone(self) -> None:
-        """Returns once the client has gone, after its body was read."""
+        """Return once the client has gone, after its body was read."""
         await self._read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -283,8 +285,8 @@ class _Passing:
     """One answer on its way back.
 
     ``started`` turns true with its head; the client may take ``seconds`` for each piece. ``busy_seconds``: the answer
-    was not passed on, because the upstream still works on an earlier attempt of the command of ``permit``, and may be
-    asked again then. ``operations`` is the path below which the proxy itself serves the status of commands.
+    was not forwarded, because the upstream still works on an earlier attempt of the command of ``permit``; ask it again
+    after that time. ``operations`` is the path below which the proxy itself serves the status of commands.
     """
 
     def __init__(self, send: Send, seconds: float, permit: Permit | None = None, operations: str = "") -> None:
@@ -314,7 +316,7 @@ class _Passing:
             self.started = True
             await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
-                async with asyncio.timeout(self._seconds):  # a client that reads nothing holds the connection, too
+                async with asyncio.timeout(self._seconds):  # a client that reads nothing also holds the connection
                     await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
 
@@ -325,9 +327,9 @@ class _Passing:
 
 
 def answer_headers(headers: Any, origin: bytes) -> Pairs:
-    """The headers of an upstream's answer that go on: without those of its connection, and with lower-case names.
+    """Return an answer's headers for the client: without hop-by-hop headers, and with lower-case names.
 
-    A link to the upstream's own address becomes one to this host: a client that follows it must not pass us by.
+    A link to the upstream's own address becomes one to this host: a client that follows it must not bypass the proxy.
     """
     lower = [(name.lower(), value) for name, value in headers]
     dropped = HOP_BY_HOP | (connection_headers(lower) - {b"content-length"})
@@ -341,7 +343,7 @@ def answer_headers(headers: Any, origin: bytes) -> Pairs:
 
 
 def without_its_own(headers: Pairs, origin: bytes, operations: str) -> Pairs:
-    """The headers of an answer to a command without what the upstream says of its own key and its own record.
+    """Return an answer's headers without those about the upstream's own key and record.
 
     The proxy's record answers the client, so that the one link to a status leads there. The upstream's goes where the
     upstream uses Semel, too: it says how long it keeps a key, or the link leads below ``operations``, where the proxy
@@ -369,9 +371,9 @@ def without_its_own(headers: Pairs, origin: bytes, operations: str) -> Pairs:
 
 
 def _is_busy(permit: Permit, status: int, headers: Pairs) -> bool:
-    """Whether an upstream that deduplicates says that an earlier attempt still runs, and not what came of it.
+    """Return whether an upstream that deduplicates answers only that an earlier attempt still runs.
 
-    The first attempt has none before it, and an upstream that marks its answer has stored it.
+    A first attempt has no earlier one, and a marked answer is one that the upstream has stored.
     """
     if status != 409 or permit.effects is not Effects.IDEMPOTENT or permit.attempt == 1:
         return False
@@ -379,13 +381,13 @@ def _is_busy(permit: Permit, status: int, headers: Pairs) -> bool:
 
 
 def _retry_seconds(headers: Pairs) -> int:
-    """The upstream's ``Retry-After`` in seconds; 1 where it says none."""
+    """Return the upstream's ``Retry-After`` in seconds; 1 if there is none."""
     value = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
     return max(int(value), 1) if value.isdigit() and len(value) <= _RETRY_DIGITS_MAX else 1
 
 
 def _relative(value: bytes, origin: bytes) -> bytes:
-    """A link without the upstream's own origin.
+    """Return a link without the upstream's own origin.
 
     >>> _relative(b"http://127.0.0.1:3000/payments/1", b"http://127.0.0.1:3000")
     b'/payments/1'

@@ -22,12 +22,12 @@ OK: Final = Answer(201, ((b"content-type", b"text/plain"), (b"location", b"/paym
 
 
 def bits(*parts: object, size: int = 16) -> bytes:
-    """Bytes that are the same for the same parts."""
+    """Return bytes that are the same for the same parts."""
     return hashlib.sha256(repr(parts).encode()).digest()[:size]
 
 
 def scope(operation: str = "pay", *, tenant: str = "acme", caller: str = "alice") -> Scope:
-    """A scope."""
+    """Make a scope."""
     return Scope(tenant, caller, operation)
 
 
@@ -41,7 +41,7 @@ def attempt(
     policy: Policy = EXTERNAL,
     starts: State = State.PROCESSING,
 ) -> Claim:
-    """A claim. ``nonce`` tells callers apart, ``request`` their payloads; ``starts`` as in Terms."""
+    """Make a claim. ``nonce`` tells callers apart, ``request`` their payloads; ``starts`` as in Terms."""
     place = scope() if within is None else within
     return Claim(
         id=record_id(place, key),
@@ -57,7 +57,7 @@ def attempt(
 
 
 def claim_at_once(driver: AnswersAtOnce, claim: Claim) -> Verdict | int:
-    """What this claim meets in a store that replies at once: as its kept answer, or as any other claim."""
+    """Claim in a store that replies at once: return the kept answer, or the reply to an ordinary claim."""
     met = driver.claim_at_once(claim.id, claim, lambda asked, id: claim)
     return met if isinstance(met, Replay) else met[1]
 
@@ -65,12 +65,12 @@ def claim_at_once(driver: AnswersAtOnce, claim: Claim) -> Verdict | int:
 def settlement(
     grant: Grant, state: State = State.SUCCEEDED, answer: Answer | None = OK, *, kept: bool = True, doubt: str = ""
 ) -> Settlement:
-    """A holder's settlement; only the answered states carry an answer."""
+    """Make a holder's settlement; only the answered states carry an answer."""
     answered = answer if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE) else None
     kind = AnswerKind.NONE if answered is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
     return Settlement(grant.id, grant.fence, grant.nonce, state, answered, kind, doubt or None)
 
 
 def renewal(grant: Grant) -> Renewal:
-    """A holder's sign of life."""
+    """Make a holder's renewal of its lease."""
     return Renewal(grant.id, grant.fence, grant.nonce)

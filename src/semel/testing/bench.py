@@ -1,7 +1,6 @@
 """The bench of a conformance case: one store with its driver, a settable clock, and a way to perform flows.
 
-The same cases run through ``run`` and through ``run_async``; a race is one of threads there and one of
-tasks here.
+The same cases run through ``run`` and through ``run_async``; the racers are threads or tasks.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ Mode = Literal["sync", "async"]
 class Subject:
     """A store under test, new and empty, and two ways around it.
 
-    ``corrupt`` writes a record past all rules, as a bit flip or a restore would; ``elsewhere`` opens the
-    same store as another process would.
+    ``corrupt`` writes a record without any checks, like a bit flip or a restore; ``elsewhere`` opens the same store
+    like another process.
     """
 
     backend: Backend
@@ -95,7 +94,7 @@ class Bench:
             return list(threads.map(one, makes))
 
     def close(self) -> None:
-        """Close the store, as a process that ends does."""
+        """Close the store, as an ending process does."""
         if self._runner is None:
             self.backend.driver.close()
         else:
@@ -104,7 +103,7 @@ class Bench:
     # --- one verb, one request ----------------------------------------------------------------
 
     def _ask_one(self, name: str, verb: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        """As the engines do: an async one gives the request to a driver that writes those of many callers together."""
+        """Perform one request as the engines do: an async one lets the driver batch those of many callers."""
         ask_one = getattr(self.backend.driver, "ask_one", None)
         if self._runner is None or ask_one is None:
             return self.do(lambda: verb((request,)))[0]
@@ -116,11 +115,11 @@ class Bench:
         return self._runner.run(ask())
 
     def claim(self, claim: Claim) -> Verdict:
-        """One claim."""
+        """Perform one claim."""
         return self._ask_one("claim", self.backend.claim_unseen or self.store.claim, claim)
 
     def look_for_kept(self, claim: Claim) -> Replay | None:
-        """The kept answer of this claim's request, as an engine looks for it before it claims."""
+        """Look for the kept answer of this claim's request, as an engine does before it claims."""
         known = (claim.id, claim.recipe, claim.fingerprint)
         at_once = getattr(self.backend.driver, "kept_answer", None)
         looks = getattr(self.store, "look_kept", None)
@@ -133,7 +132,7 @@ class Bench:
         return seen if isinstance(seen, Replay) else None
 
     def grant(self, claim: Claim | None = None) -> Grant:
-        """A claim that must be granted."""
+        """Perform a claim that must be granted."""
         verdict = self.claim(attempt() if claim is None else claim)
         assert isinstance(verdict, Proceed), verdict
         return verdict.grant
@@ -141,23 +140,23 @@ class Bench:
     def settle(
         self, grant: Grant, state: State = State.SUCCEEDED, answer: Answer = OK, *, kept: bool = True, doubt: str = ""
     ) -> Settling:
-        """One settlement."""
+        """Perform one settlement."""
         return self._ask_one("settle", self.store.settle, settlement(grant, state, answer, kept=kept, doubt=doubt))
 
     def renew(self, grant: Grant) -> bool:
-        """One renewal."""
+        """Perform one renewal."""
         return self.do(lambda: self.store.renew((renewal(grant),)))[0]
 
     def abandon(self, claim: Claim) -> bool:
-        """Give one claim up."""
+        """Abandon one claim."""
         return self.do(lambda: self.store.abandon(((claim.id, claim.nonce),)))[0]
 
     def mark_not_kept(self, grant: Grant) -> bool:
-        """Note that one answer will not be kept."""
+        """Mark that one answer will not be kept."""
         return self.do(lambda: self.store.mark_not_kept((renewal(grant),)))[0]
 
     def row(self, id: bytes | None = None) -> Record:
-        """One record that must be there."""
+        """Read one record that must exist."""
         [row] = self.do(lambda: self.store.read((attempt().id if id is None else id,)))
         assert row is not None
         return row
@@ -172,17 +171,17 @@ class Bench:
         refused: bool = False,
         ends: tuple[tuple[str, bool], ...] | None = None,
     ) -> Resolving:
-        """An operator's settlement of the record as this grant left it."""
+        """Settle, as an operator, the record as this grant left it."""
         resolution = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the provider", forced)
         resolution = resolution._replace(refused=refused, ends=ends)
         return self.do(lambda: self.store.resolve(resolution))
 
     def lapse(self, limit: int = 100) -> list[Record]:
-        """One round of the reaper."""
+        """Perform one round of the reaper."""
         return self.do(lambda: self.store.lapse(limit))
 
     def purge(self) -> tuple[int, int]:
-        """A whole purge in chunks of two: how many answers were dropped, how many records forgotten."""
+        """Purge everything in chunks of two; return the numbers of dropped answers and deleted records."""
         dropped = forgotten = 0
         after: int | None = None
         while True:
@@ -195,7 +194,7 @@ class Bench:
 
 @contextmanager
 def bench(make: MakeSubject, mode: Mode) -> Iterator[Bench]:
-    """A bench over a new, empty store; closed at the end."""
+    """Yield a bench over a new, empty store; close it at the end."""
     clock = SettableClock()
     runner = asyncio.Runner() if mode == "async" else None
     ready = Bench(make(clock), clock, runner)

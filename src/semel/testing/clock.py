@@ -8,7 +8,7 @@ START_US: Final = 1_700_000_000_000_000  # a plain day in 2023: fences and ids l
 
 
 class SettableClock:
-    """Microseconds since 1970, as a driver's ``clock=`` wants them. It may also be set back, as real ones are.
+    """Microseconds since 1970, as a driver's ``clock=``. It can also be set back, like real clocks.
 
     >>> clock = SettableClock(1_000)
     >>> clock.advance(500)
@@ -25,10 +25,10 @@ class SettableClock:
         return self.now_us
 
     def advance(self, us: int = 0, *, seconds: float = 0) -> int:
-        """Move it on by microseconds, or by seconds; returns the new time."""
+        """Move the clock on by microseconds, or by seconds; return the new time."""
         self.now_us += us + int(seconds * 1_000_000)
         return self.now_us
 
     def set(self, now_us: int) -> None:
-        """Set it, also back."""
+        """Set the clock, forward or back."""
         self.now_us = now_us

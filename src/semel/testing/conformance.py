@@ -1,8 +1,8 @@
 """The store conformance suite: the executable definition of a store (``core/contract.py`` is its signature).
 
-``CASES`` are functions of a :class:`~semel.testing.bench.Bench`; the suite takes a maker of subjects and
-nothing else. What a store cannot do it declares in its ``capabilities``, which a case reads and checks;
-no case is ever skipped. For a store of your own, with pytest:
+``CASES`` are functions of a :class:`~semel.testing.bench.Bench`; the suite takes only a maker of subjects. A store
+declares its abilities in its ``capabilities``, which each case reads and checks; no case is ever skipped. For a store
+of your own, with pytest:
 
     @pytest.mark.parametrize("mode", ["sync", "async"])
     @pytest.mark.parametrize("name", conformance.CASES)
@@ -38,8 +38,8 @@ CASES: Final[Mapping[str, Case]] = {
 def run(name: str, make: MakeSubject, mode: Mode) -> None:
     """Run one case on a new store; an AssertionError names the failure.
 
-    Parameters: ``name`` of the case; ``make`` makes a new, empty subject on the given clock; ``mode`` sync
-    or async: which half of the driver performs.
+    Parameters: ``name`` of the case; ``make`` makes a new, empty subject on the given clock; ``mode`` the half of the
+    driver to use, sync or async.
     """
     if not __debug__:
         raise RuntimeError("the suite is made of assertions: run it without -O")
@@ -48,7 +48,7 @@ def run(name: str, make: MakeSubject, mode: Mode) -> None:
 
 
 def memory_subject(clock: SettableClock) -> Subject:
-    """The memory store."""
+    """Make a subject of the memory store."""
     driver = LocalDriver(clock=clock)
 
     def corrupt(row: Record) -> None:
@@ -58,7 +58,8 @@ def memory_subject(clock: SettableClock) -> Subject:
 
 
 def sqlite_subject(path: str, clock: SettableClock, *, synchronous: str = "OFF") -> Subject:
-    """The SQLite store on a new file. By default no commit waits for the disk: the suite ends no machines."""
+    """Make a subject of SQLite on a new file. By default no commit waits for the disk: the suite crashes no
+    machines."""
 
     def open_backend() -> Backend:
         return sqlite_backend(SqliteDriver(path, synchronous=synchronous, clock=clock))

@@ -1,10 +1,10 @@
-"""The fault driver: a real driver that fails or dies before or after the n-th thing it does to its store.
+"""The fault driver: a real driver that fails or dies before or after its n-th request to the store.
 
-Everything a driver does is an *ask*, BEGIN and COMMIT included, so that one number names every place where
-a store can fail or a process can end. Faults are what the driver's own library would raise, so that its
-translation of errors is under test too. After a :class:`Crash` the driver is dead: nothing it is asked to
-do happens any more, and what was not committed is gone; an engine's upkeep thread, which no caller waits for,
-stops. ``bury`` then closes what a dead process leaves to the operating system.
+Each request of a driver is an *ask*, BEGIN and COMMIT included, so that one number identifies every place where a store
+can fail or a process can end. Faults are errors of the driver's own library, so that the driver's translation of errors
+is tested, too. After a :class:`Crash` the driver is dead: it performs no further ask, and uncommitted writes are gone;
+an engine's upkeep thread, which no caller waits for, stops. ``bury`` then closes what a dead process leaves to the
+operating system.
 
     for fault in every_fault():
         faults = Faults(fault)
@@ -37,19 +37,19 @@ from semel.stores.sqlite.url import sqlite_backend
 
 R = TypeVar("R")
 T = TypeVar("T")
-FAULTS_MAX: Final = 500  # a loop over every n that is still not clean by then never will be
+FAULTS_MAX: Final = 500  # a loop over every n that is not clean by then never ends
 
 
 class Kind(Enum):
     """The fault at the chosen request."""
 
     FAIL = "fail"  # the store refuses; nothing was written
-    TIMEOUT = "time out"  # no reply: at a commit, whether it took effect is not known yet
+    TIMEOUT = "time out"  # no reply: at a commit, the caller does not know whether it took effect
     CRASH = "crash"  # the process is gone
 
 
 class When(Enum):
-    """Whether the ask is still performed."""
+    """When the fault happens: before the ask (which is not performed) or after it."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -68,15 +68,15 @@ class Fault(NamedTuple):
 
 
 class Crash(BaseException):
-    """The process is dead. Nothing may catch this but the test that killed it."""
+    """The process is dead. Only the test that killed it may catch this."""
 
 
 class _Died(sqlite3.OperationalError):
-    """Simulates a death inside the driver, by an error that its library could raise."""
+    """A death inside the driver, as an error that its library could raise."""
 
 
 class Faults:
-    """Counts asks and makes one fault of them come true. Thread-safe; not armed without a fault."""
+    """Counts asks and triggers one fault. Thread-safe; without a fault it only counts."""
 
     def __init__(self, fault: Fault | None = None) -> None:
         self.fault = fault
@@ -89,11 +89,11 @@ class Faults:
 
     @property
     def clean(self) -> bool:
-        """Whether the run never came as far as its fault."""
+        """Whether the run ended before its fault."""
         return not self.struck
 
     def rest(self) -> None:
-        """Stop counting and failing, for the parts of a test that are not under test."""
+        """Stop counting and failing during a test's preparation and checks."""
         self._counting = False
 
     def resume(self) -> None:
@@ -101,7 +101,7 @@ class Faults:
         self._counting = True
 
     def around(self, needed: Ask[Any], answer: Answer) -> Any:
-        """Perform one ask, or not."""
+        """Perform one ask, with the fault if it is due."""
         hit = self._hits(needed)
         if hit is When.BEFORE:
             self._strike(needed)
@@ -136,7 +136,7 @@ class Faults:
 
 
 def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
-    """The client library's error; the driver handles it like a real one."""
+    """Return the client library's error for the fault; the driver handles it like a real one."""
     if isinstance(needed, TableCall):
         text = f"injected at {needed.verb}"
         return StoreTimeout(text) if timed_out else StoreUnavailable(text)
@@ -146,7 +146,7 @@ def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
 
 
 def name_of(needed: Ask[Any]) -> str:
-    """The name under which an ask is counted: its statement, its verb, or its kind."""
+    """Return the name under which an ask is counted: its statement, its verb, or its kind."""
     if isinstance(needed, (Query, Execute, ExecuteMany)):
         return needed.statement.name
     if isinstance(needed, TableCall):
@@ -157,7 +157,7 @@ def name_of(needed: Ask[Any]) -> str:
 
 
 def every_fault(kind: Kind, when: When, *, once: bool = True) -> Iterator[Fault]:
-    """The same fault at ask 1, 2, 3, …: the loop ends itself at the first clean run."""
+    """Yield the same fault at ask 1, 2, 3, …; the caller's loop ends at the first clean run."""
     for n in range(1, FAULTS_MAX + 1):
         yield Fault(kind, when, n, once)
     raise AssertionError(f"still not clean after {FAULTS_MAX} faults")
@@ -168,14 +168,15 @@ KINDS: Final = tuple(
     for kind in Kind
     for when in When
     for once in (True, False)
-    # A store that has written must not say that it has not; and no process dies more than once.
+    # A store that has written must not report a refusal; and no process dies more than once.
     if not (kind is Kind.FAIL and when is When.AFTER) and not (kind is Kind.CRASH and not once)
 )
 """Every kind of fault there is: (kind, when, once)."""
 
 
 class FaultyDriver:
-    """A driver whose callers learn of its death by :class:`Crash`. Everything else is the inner driver's."""
+    """A driver that raises :class:`Crash` to its callers when it is dead. It passes everything else to the inner
+    driver."""
 
     def __init__(self, inner: Any, faults: Faults) -> None:
         self.inner = inner
@@ -199,7 +200,7 @@ class FaultyDriver:
         except (StoreError, sqlite3.Error):
             self._check()
             raise
-        self._check()  # the reply of a dead process is lost
+        self._check()  # a dead process loses its reply
         return reply
 
     async def _alive_async(self, act: Awaitable[T]) -> T:
@@ -215,7 +216,7 @@ class FaultyDriver:
         if not self.faults.dead:
             return
         if threading.current_thread().name == THREAD_NAME:
-            self.faults.buried.wait()  # a thread of a dead process: it does nothing, and returns nothing
+            self.faults.buried.wait()  # a dead process's thread does nothing and returns nothing
             raise StoreUnavailable("the process is dead") from None
         raise Crash(str(self.faults.fault)) from None
 
@@ -229,7 +230,7 @@ class FaultyDriver:
 
 
 class _FaultySqliteDriver(FaultyDriver):
-    """As its base, of a driver that writes the requests of many callers together."""
+    """As its base, for a driver that batches the requests of many callers."""
 
     def ask_one(self, name: str, verb: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
         """As the inner driver's."""
@@ -282,22 +283,22 @@ class FaultyBackend:
     def bury(self, engine: Engine | None = None) -> None:
         """Do what the operating system does after a death: end open transactions, close files, end threads.
 
-        Parameters: ``engine`` one that ran on this backend in threads: without it, its upkeep stays blocked for ever.
+        Parameters: ``engine`` that ran on this backend in threads: without it, its upkeep stays blocked for ever.
         """
         self.faults.rest()
         for unit in self.units:
             unit.rollback()
         if engine is not None:
             self.faults.buried.set()
-            with suppress(Crash):  # whatever it would have released or confirmed at its end, it does not
+            with suppress(Crash):  # it releases and confirms nothing at its end
                 engine._upkeep.close()
         self.backend.driver.close()
 
 
 def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: float = 5.0) -> FaultyBackend:
-    """The SQLite backend under faults: every statement, BEGIN and COMMIT is one ask.
+    """Make a SQLite backend under faults: every statement, BEGIN and COMMIT is one ask.
 
-    A commit is not waited for (``synchronous=OFF``): these tests end processes, not machines.
+    Commits do not wait for the disk (``synchronous=OFF``): these tests kill processes, not machines.
     """
 
     def performing(connection: sqlite3.Connection, now: Clock) -> Answer:
@@ -325,7 +326,7 @@ def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: floa
 
 
 def faulty_memory(clock: Clock, faults: Faults) -> FaultyBackend:
-    """The memory backend under faults: every verb is one ask, written as soon as it is performed."""
+    """Make a memory backend under faults: every verb is one ask, and takes effect at once."""
 
     class Local(LocalDriver):
         def run(self, make: MakeFlow[T]) -> T:

@@ -1,7 +1,7 @@
 """Every interleaving of a few short programs against one store, from the same start each time.
 
-A *program* is a flow over ``Perform`` (a store call, as the engine's flows make them) and ``Act`` (a step of
-the test's own, such as moving the clock). A step is what no other program can interrupt:
+A *program* is a flow over ``Perform`` (a store call, as in the engine's flows) and ``Act`` (a step of the test's own,
+such as moving the clock). No other program can interrupt a step:
 
 - memory: one verb;
 - SQLite: one read outside the writer's lock, or everything from a flow's first write to its commit, which
@@ -30,7 +30,7 @@ from semel.stores.sqlite.store import SqliteStore
 from semel.testing.clock import SettableClock
 
 T = TypeVar("T")
-INTERLEAVINGS_MAX: Final = 200_000  # more than that is no enumeration any more: make the programs shorter
+INTERLEAVINGS_MAX: Final = 200_000  # too many to enumerate: make the programs shorter
 
 
 class World(Protocol):
@@ -43,10 +43,10 @@ class World(Protocol):
         """Perform a whole flow at once, before or after the programs."""
 
     def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
-        """Take one step of a flow from ``needed``; returns its new position, or raises StopIteration."""
+        """Take one step of a flow from ``needed``; return its new position, or raise StopIteration."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the store."""
 
 
 Program = Callable[[World], Flow[Any]]
@@ -86,8 +86,8 @@ class MemoryWorld:
 class SqliteWorld:
     """The SQLite store: every read is one step, and so is everything from the first write to the commit.
 
-    Asking for the time belongs to the step that follows, or (``fine``) is a step of its own, after which
-    the time may be an old one. That multiplies the interleavings.
+    Reading the clock belongs to the next step, or (``fine``) is a step of its own, after which the time may be stale.
+    That multiplies the interleavings.
     """
 
     def __init__(self, *, fine: bool = False, clock: SettableClock | None = None) -> None:
@@ -110,7 +110,7 @@ class SqliteWorld:
                 return needed
         if not writes(needed):
             return flow.send(self._answer(needed))
-        with self._connection:  # commits, or rolls back what raises; a flow's end is not a failure
+        with self._connection:  # commits, or rolls back on an exception; the end of a flow is not a failure
             self._connection.execute("BEGIN")
             try:
                 while True:
@@ -123,8 +123,8 @@ class SqliteWorld:
         _IDLE.append(self._connection)
 
 
-# Migrated stores in memory that no world uses. Every run begins with an empty one; on a connection that is new SQLite
-# would compile each statement again, which is most of what a run costs.
+# Migrated in-memory stores that no world uses. Every run begins with an empty one; on a new connection SQLite
+# would compile each statement again, which is most of a run's cost.
 _IDLE: Final[list[sqlite3.Connection]] = []
 
 
@@ -136,7 +136,7 @@ def _connect() -> sqlite3.Connection:
 
 
 def _empty(connection: sqlite3.Connection) -> None:
-    """Leave the rows of a store that was just migrated."""
+    """Reset a store to the rows of a new migration."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     connection.execute("BEGIN")
@@ -147,7 +147,7 @@ def _empty(connection: sqlite3.Connection) -> None:
 
 @cache
 def _emptying() -> list[tuple[str, list[Any]]]:
-    """The statements that reset a store to its new state, with the rows that they insert."""
+    """Return the statements that reset a store to its new state, with the rows that they insert."""
     statements: list[tuple[str, list[Any]]] = []
     connection = _connect()
     for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -159,7 +159,7 @@ def _emptying() -> list[tuple[str, list[Any]]]:
 
 
 class _Actor:
-    """One program on its way."""
+    """One running program."""
 
     def __init__(self, world: World, program: Program) -> None:
         self._world = world
@@ -171,7 +171,7 @@ class _Actor:
         self._continue(None, first=True)
 
     def _continue(self, reply: Any, *, first: bool = False) -> None:
-        """Bring the program to its next step, which is not taken yet."""
+        """Advance the program to its next step, without taking it."""
         try:
             needed = next(self._program) if first else self._program.send(reply)
         except StopIteration as stop:
@@ -214,7 +214,7 @@ def interleavings(make: Callable[[], World], programs: Sequence[Program]) -> Ite
         world = make()
         try:
             actors = [_Actor(world, program) for program in programs]
-            ready: list[list[int]] = []  # who could have moved at each place
+            ready: list[list[int]] = []  # the programs that could have moved at each place
             while could := [n for n, actor in enumerate(actors) if not actor.done]:
                 at = len(ready)
                 ready.append(could)
@@ -224,7 +224,7 @@ def interleavings(make: Callable[[], World], programs: Sequence[Program]) -> Ite
             yield Run(tuple(schedule), tuple(actor.result for actor in actors), world)
         finally:
             world.close()
-        # The next schedule in order: the last place where a later program could have moved, moves it.
+        # The next schedule in order: at the last place where a later program could move, it moves.
         while schedule and schedule[-1] == ready[len(schedule) - 1][-1]:
             schedule.pop()
         if not schedule:

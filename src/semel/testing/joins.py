@@ -1,7 +1,7 @@
 """The conformance suite of joined transactions: the application's own commit makes a record and its writes final.
 
-``CASES`` are functions of a :class:`JoinBench`; the suite takes a :class:`JoinSubject` and nothing else. What a library
-can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:
+``CASES`` are functions of a :class:`JoinBench`; the suite takes only a :class:`JoinSubject`. The subject declares its
+library's abilities, and :func:`names` leaves out the other cases. For a store of your own, with pytest:
 
     @pytest.mark.parametrize("name", joins.names(MySubject))
     def test_joins(name, tmp_path):
@@ -29,10 +29,10 @@ class JoinUser(ABC):
     """A connection or session of the application with its transaction; awaited the same way for every library."""
 
     autobegins: ClassVar[bool] = True
-    """Whether a transaction begins by itself, with the first statement."""
+    """Whether a transaction begins automatically with the first statement."""
 
     target: Any = None
-    """What is joined: ``engine.atomic(user.target, command)``."""
+    """The object to join: ``engine.atomic(user.target, command)``."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -43,7 +43,7 @@ class JoinUser(ABC):
         """Disconnect; a transaction that is still open ends without a commit."""
 
     async def begin(self) -> None:
-        """Begin a transaction; nothing where it begins by itself."""
+        """Begin a transaction, unless it begins automatically."""
         return
 
     @abstractmethod
@@ -52,11 +52,11 @@ class JoinUser(ABC):
 
     @abstractmethod
     async def commit(self) -> None:
-        """Commit, as the application does it."""
+        """Commit, as the application does."""
 
     @abstractmethod
     async def rollback(self) -> None:
-        """Roll back, as the application does it."""
+        """Roll back, as the application does."""
 
     @asynccontextmanager
     async def _savepoint(self) -> AsyncIterator[None]:
@@ -69,7 +69,7 @@ class JoinUser(ABC):
         await self.execute("RELEASE SAVEPOINT mine")
 
     def savepoint(self) -> AbstractAsyncContextManager[Any]:
-        """A block with a savepoint, to which an exception rolls back."""
+        """Return a block with a savepoint, to which an exception rolls back."""
         return self._savepoint()
 
     async def insert(self, n: int = 1) -> None:
@@ -78,7 +78,7 @@ class JoinUser(ABC):
 
 
 class JoinSubject(ABC):
-    """One way to have a transaction in a database under test, new and empty.
+    """One client library's transactions in a new, empty database under test.
 
     The store is migrated, and the application has a table ``effect (n INTEGER PRIMARY KEY)`` in the same database.
     """
@@ -87,7 +87,7 @@ class JoinSubject(ABC):
     """Whether it is joined on an :class:`~semel.engine.async_engine.AsyncEngine`."""
 
     joins_begun: ClassVar[bool] = True
-    """Whether a transaction can be joined that has read or written before."""
+    """Whether a transaction can be joined after it has read or written."""
 
     tells_running: ClassVar[bool] = True
     """Whether another process learns at once that a command is running; else it finds the store busy."""
@@ -96,7 +96,7 @@ class JoinSubject(ABC):
     """Whether joining inside of a savepoint is refused."""
 
     open_savepoint: ClassVar[Literal["refused", "released"]] = "refused"
-    """What becomes of a savepoint that is open where the block ends."""
+    """The fate of a savepoint that is open when the block ends."""
 
     errors_doom: ClassVar[bool] = False
     """Whether a statement's error fails the whole transaction."""
@@ -108,7 +108,7 @@ class JoinSubject(ABC):
     """A statement that makes the user's transaction read-only."""
 
     users_max: ClassVar[int] = 3
-    """How many users may be there at once."""
+    """The largest number of concurrent users."""
 
     @abstractmethod
     def open(self) -> Backend:
@@ -116,19 +116,19 @@ class JoinSubject(ABC):
 
     @abstractmethod
     def user(self) -> JoinUser:
-        """A user of this database, who has not connected yet."""
+        """Return a user of this database, not yet connected."""
 
     def elsewhere(self) -> JoinUser | None:
-        """A user of another database of the same kind; None where there is no such thing."""
+        """Return a user of another database of the same kind; None if there is none."""
         return None
 
     @abstractmethod
     def look(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run one statement from outside, committed at once; the rows of a query."""
+        """Run and commit one statement from outside; return a query's rows."""
 
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether no transaction holds anything of the store, seen from outside."""
+        """Return whether no transaction holds a lock of the store, seen from outside."""
 
     def close(self) -> None:
         """Does nothing; a subject closes here the resources that it opened for ``look``."""
@@ -145,26 +145,26 @@ class JoinBench:
         self.engine = self.start()
 
     def start(self) -> Any:
-        """Another process's engine, of the subject's kind."""
+        """Start another process's engine, of the subject's kind."""
         made: type[Any] = AsyncEngine if self.subject.asynchronous else Engine
         engine = made(self.subject.open())
         self._engines.append(engine)
         return engine
 
     async def user(self, made: JoinUser | None = None) -> JoinUser:
-        """A user who has connected."""
+        """Return a connected user."""
         user = self.subject.user() if made is None else made
         await user.open()
         self._users.append(user)
         return user
 
     def command(self, key: str = "k", request: int = 0, policy: Policy = ATOMIC) -> Command:
-        """The command with a key; ``request`` tells payloads apart."""
+        """Make the command with a key; ``request`` tells payloads apart."""
         return Command(scope(), key, bits("request", request, size=32), RECIPE, policy)
 
     @asynccontextmanager
     async def join(self, target: Any, command: Command) -> AsyncIterator[Any]:
-        """``with engine.atomic(...)`` of either kind."""
+        """Join with ``engine.atomic(...)``, sync or async."""
         if self.subject.asynchronous:
             async with self.engine.atomic(target, command) as once:
                 yield once
@@ -173,7 +173,7 @@ class JoinBench:
                 yield once
 
     async def run_elsewhere(self, story: Callable[[], Awaitable[None]], answer: Answer) -> None:
-        """The command "k" in another process, which runs ``story`` as its handler."""
+        """Run the command "k" in another process, with ``story`` as its handler."""
         engine = self.start()
         if self.subject.asynchronous:
 
@@ -202,7 +202,7 @@ class JoinBench:
 
     @property
     def states(self) -> list[State]:
-        """The states of all records in their order, seen from outside."""
+        """The states of all records in order, read from outside."""
         return [State(state) for (state,) in self.subject.look("SELECT state FROM semel_record ORDER BY seq")]
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ CASES: Final[Mapping[str, Callable[[JoinBench], Awaitable[None]]]] = {case.__nam
 
 
 def names(subject: type[JoinSubject]) -> list[str]:
-    """The cases that concern this subject: those whose need it declares."""
+    """Return the cases for this subject: those whose need it declares."""
     return [name for name in CASES if name not in _joins.NEEDS or _joins.NEEDS[name](subject)]
 
 

@@ -1,7 +1,7 @@
 """The pytest plugin: a settable clock, engines on it, a spy, and ``assert_idempotent`` as fixtures.
 
-It is loaded in every pytest run of an environment where Semel is installed, so that it imports nothing but pytest at
-load, and does nothing for tests that do not ask for its fixtures.
+Every pytest run in an environment with Semel loads it, so it imports only pytest at load, and does nothing for tests
+that do not use its fixtures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVERS: Final = ("postgresql:", "postgresql+asyncpg:", "mysql:", "mariadb:")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         f"{MARKER}(*names): the stores of semel_engine and semel_async_engine, one test run each: "
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: semel_store takes names of stores, {' or '.join(map(repr, STORES))}, and "
             f"URLs of test databases, such as 'postgresql+asyncpg://...' or 'mysql://...'; it has {given}"
         )
-    names = [name if name in STORES else _scheme_of(name) for name in marker.args]  # no URL with its password in an id
+    names = [name if name in STORES else _scheme_of(name) for name in marker.args]  # no password of a URL in an id
     metafunc.parametrize(MARKER, marker.args, indirect=True, ids=names)
 
 
@@ -67,8 +67,8 @@ def semel_clock() -> SettableClock:
 def semel_store(request: pytest.FixtureRequest) -> str:
     """The name or URL of this test's store; chosen with ``@pytest.mark.semel_store("memory", "sqlite")``.
 
-    A URL names a PostgreSQL or MariaDB database that only tests use: it is migrated, and its store's clock is
-    ``semel_clock``. In a database that other processes use, their leases would lapse when a test moves the clock.
+    A URL names a PostgreSQL or MariaDB database that only tests use: the fixture migrates it, and its store's clock is
+    ``semel_clock``. In a shared database, other processes' leases would lapse when a test moves the clock.
     """
     return str(getattr(request, "param", STORES[0]))
 
@@ -109,7 +109,7 @@ def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
         from semel.stores.sqlite.driver import SqliteDriver
         from semel.stores.sqlite.url import sqlite_backend
 
-        # A commit is not waited for: tests end processes, not machines.
+        # Commits do not wait for the disk: tests kill processes, not machines.
         return sqlite_backend(SqliteDriver(str(database), synchronous="OFF", clock=clock))
     from semel.stores.backend import Backend
 
@@ -117,7 +117,7 @@ def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
         from semel.stores.urls import connect_backend
 
         backend = connect_backend(store)
-        # Frozen, and shared by the driver and all that it lends: nothing has read its clock yet.
+        # Frozen, and shared by the driver and its connections; nothing has read its clock yet.
         object.__setattr__(backend.driver.server, "clock", clock)
         return backend
     from semel.stores.memory.driver import LocalDriver

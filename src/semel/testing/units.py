@@ -1,7 +1,7 @@
 """The conformance suite of ATOMIC units: the limits of a handler in its transaction, and the state it leaves.
 
-``CASES`` are functions of a :class:`UnitBench`; the suite takes a :class:`UnitSubject` and nothing else. What a
-database can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:
+``CASES`` are functions of a :class:`UnitBench`; the suite takes only a :class:`UnitSubject`. The subject declares its
+database's abilities, and :func:`names` leaves out the other cases. For a store of your own, with pytest:
 
     @pytest.mark.parametrize("name", units.names(MySubject))
     def test_units(name, tmp_path):
@@ -43,7 +43,7 @@ class UnitSubject(ABC):
     """Whether another process learns at once that a command is running; else it waits, and finds the store busy."""
 
     deferred: ClassVar[tuple[str, str] | None] = None
-    """A table's definition, and a statement that only the commit refuses for it."""
+    """A table's definition, and a statement on it that fails only at the commit."""
 
     outlasting: ClassVar[tuple[str, str] | None] = None
     """The definition of a table without transactions, and a statement whose write no rollback undoes."""
@@ -57,18 +57,18 @@ class UnitSubject(ABC):
 
     @abstractmethod
     async def execute(self, connection: Any, statement: str) -> None:
-        """Run one statement on a handler's connection; nothing is awaited where the library waits."""
+        """Run one statement on a handler's connection; awaits nothing if the library blocks."""
 
     @abstractmethod
     def look(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run one statement from outside of all units, committed at once; the rows of a query."""
+        """Run and commit one statement outside of all units; return a query's rows."""
 
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether no transaction of a unit is open any more, seen from outside."""
+        """Return whether no unit has an open transaction, seen from outside."""
 
     async def count_taken(self, backend: Backend) -> int:
-        """The number of connections of ``backend`` that its units still hold; 0 if each unit opens its own."""
+        """Count the connections of ``backend`` that its units still hold; 0 if each unit opens its own."""
         return 0
 
     async def end_early(self, connection: Any, word: str) -> None:
@@ -112,7 +112,7 @@ Handler = Callable[[Writes], Coroutine[Any, Any, Answer]]
 
 
 class Process:
-    """One process's engine of the subject's kind, with the loop that it may have."""
+    """One process's engine of the subject's kind, with its event loop, if any."""
 
     def __init__(self, subject: UnitSubject, change: Callable[[Backend], Backend]) -> None:
         self._subject = subject
@@ -121,7 +121,7 @@ class Process:
         self.engine: Any = (AsyncEngine if subject.asynchronous else Engine)(change(self._backend))
 
     def run(self, key: str, handler: Handler, policy: Policy = ATOMIC, *, request: int = 0) -> Result:
-        """Run one command, or get its replay; ``request`` tells payloads apart."""
+        """Run one command or replay it; ``request`` tells payloads apart."""
         command = Command(scope(), key, bits("request", request, size=32), RECIPE, policy)
         result: Result
         if self._runner is None:
@@ -143,7 +143,7 @@ class Process:
         return at_once(counted) if self._runner is None else self._runner.run(counted)
 
     def close(self) -> None:
-        """End it, as a process ends."""
+        """End the engine, as an ending process does."""
         closed = self.engine.close()
         if self._runner is not None:
             self._runner.run(closed)
@@ -159,7 +159,7 @@ class UnitBench:
         self.process = self.start()
 
     def start(self, change: Callable[[Backend], Backend] = lambda backend: backend) -> Process:
-        """Another process on the same database; ``change`` its backend, to let a commit be lost."""
+        """Start another process on the same database; ``change`` its backend, to let a commit be lost."""
         process = Process(self.subject, change)
         self._processes.append(process)
         return process
@@ -175,11 +175,11 @@ class UnitBench:
 
     @property
     def states(self) -> list[State]:
-        """The states of all records in their order, seen from outside."""
+        """The states of all records in order, read from outside."""
         return [State(state) for (state,) in self.subject.look("SELECT state FROM semel_record ORDER BY seq")]
 
     def check_nothing_is_open(self) -> None:
-        """No unit keeps a connection or a transaction, however its handler ended."""
+        """Check that no unit keeps a connection or a transaction, however its handler ended."""
         assert [process.count_taken for process in self._processes] == [0] * len(self._processes)
         assert self.subject.is_free()
 
@@ -196,7 +196,7 @@ async def _await(reply: Any) -> None:
 
 
 def at_once(story: Coroutine[Any, Any, T]) -> T:
-    """The end of a coroutine that waits for nothing: the library does."""
+    """Return the result of a coroutine that never waits, because the library blocks."""
     try:
         story.send(None)
     except StopIteration as stop:
@@ -212,7 +212,7 @@ CASES: Final[Mapping[str, Callable[[UnitBench], None]]] = {case.__name__: case f
 
 
 def names(subject: type[UnitSubject]) -> list[str]:
-    """The cases that concern this subject: those whose need it declares."""
+    """Return the cases for this subject: those whose need it declares."""
     return [name for name in CASES if name not in _units.NEEDS or getattr(subject, _units.NEEDS[name])]
 
 

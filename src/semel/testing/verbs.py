@@ -1,8 +1,8 @@
-"""Every verb of a store against every other, in every order of their steps: each must look as if it had been atomic.
+"""A check of every verb of a store against every other, in every order of steps: each must appear atomic.
 
-From each situation that a record can be in, two (or three) verbs are performed at once. Whatever the order of their
-steps, what they reply and what the store holds afterwards must be what some order of *whole* verbs gives. No other
-expectation is written down here, so that the check holds for stores and verbs to come.
+From each situation of a record, two (or three) verbs run concurrently. For every order of their steps, their replies
+and the final state must equal those of some order of *whole* verbs. There is no other expectation, so the check also
+holds for future stores and verbs.
 
     counted = check_pairs(SqliteWorld)
     print(counted.interleavings)
@@ -97,9 +97,9 @@ def _settles(state: State, doubt: str = "lost") -> Verb:
 
 
 def _claims_in_unit(store: Store, grant: Grant) -> MakeFlow[Any]:
-    """As a refusal of an ATOMIC command does: claim and settle in one flow, which is committed as one.
+    """Claim and settle in one flow with one commit, as a refusal of an ATOMIC command does.
 
-    A store that has no such commits (its capabilities say so) is only asked to claim.
+    A store without such commits (by its capabilities) only claims.
     """
 
     def flow() -> Flow[Any]:
@@ -204,14 +204,14 @@ class NotAtomic(AssertionError):
 
 
 def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
-    """Every pair of verbs, also each with itself, in every situation."""
+    """Yield every pair of verbs, also each with itself, in every situation."""
     for situation in SITUATIONS:
         for names in combinations_with_replacement(VERBS, 2):
             yield situation, names
 
 
 def triples() -> Iterator[tuple[Situation, tuple[str, ...]]]:
-    """Three of the writing verbs at once, in the situations in which they interact."""
+    """Yield three writing verbs at once, in the situations in which they interact."""
     for situation in SITUATIONS:
         if situation.name in TRIPLE_SITUATIONS:
             for names in combinations(TRIPLES, 3):
@@ -219,7 +219,7 @@ def triples() -> Iterator[tuple[Situation, tuple[str, ...]]]:
 
 
 def check_all(make: Callable[[], World], cases: Iterator[tuple[Situation, tuple[str, ...]]]) -> Counted:
-    """Check these cases; how many interleavings there were. Raises NotAtomic."""
+    """Check these cases; return the number of interleavings. Raises NotAtomic."""
     counted = Counted()
     for situation, names in cases:
         counted.cases += 1
@@ -228,7 +228,7 @@ def check_all(make: Callable[[], World], cases: Iterator[tuple[Situation, tuple[
 
 
 def check(make: Callable[[], World], situation: Situation, names: Sequence[str]) -> int:
-    """All interleavings of these verbs from this situation; how many. Raises NotAtomic."""
+    """Check all interleavings of these verbs from this situation; return their number. Raises NotAtomic."""
     grant = first_grant(situation)
     flows = [VERBS[name] for name in names]
     whole = whole_results(make, situation, names)
@@ -246,7 +246,7 @@ def check(make: Callable[[], World], situation: Situation, names: Sequence[str])
 
 
 def whole_results(make: Callable[[], World], situation: Situation, names: Sequence[str]) -> set[str]:
-    """The results of these verbs from this situation, each performed whole, in every order."""
+    """Return the results of these verbs from this situation, each performed whole, in every order."""
     grant = first_grant(situation)
     return {
         _in_order(make, situation, grant, names, order, passing)
@@ -256,13 +256,13 @@ def whole_results(make: Callable[[], World], situation: Situation, names: Sequen
 
 
 def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
-    """No verb passes; or one of those that may, does."""
+    """Yield the choices of a passing verb: none, or one of those that may pass."""
     yield frozenset()
     yield from (frozenset((place,)) for place, name in enumerate(names) if name in MAY_PASS)
 
 
 def result_text(replies: Sequence[Any], world: World) -> str:
-    """Replies and what the store holds, as a text to compare. The number of records that a purge read is left out."""
+    """Return replies and the store's state as a text to compare, without the number of records that a purge read."""
     said = [reply._replace(scanned=0) if isinstance(reply, Purged) else reply for reply in replies]
     held = world.do(partial(world.store.read, (MINE.id,))), world.do(partial(world.store.audit, None, 10))
     return repr((said, held))
@@ -283,7 +283,7 @@ def _in_order(
     order: Sequence[int],
     passing: frozenset[int],
 ) -> str:
-    """The result of whole verbs in this order."""
+    """Return the result of whole verbs in this order."""
     world = prepare(make, situation, grant)
     try:
         replies: list[Any] = [MAY_PASS.get(name) for name in names]
@@ -296,7 +296,7 @@ def _in_order(
 
 
 def prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
-    """A world in this situation."""
+    """Make a world in this situation."""
     world = make()
     if situation.claimed:
         world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))
@@ -305,7 +305,7 @@ def prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> Wo
 
 
 def first_grant(situation: Situation) -> Grant:
-    """The grant of a first claim, equal in every world because all clocks start at the same time."""
+    """Return the grant of a first claim, equal in every world because all clocks start at the same time."""
     if situation.name not in _GRANTS:
         world = MemoryWorld()
         [verdict] = world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))

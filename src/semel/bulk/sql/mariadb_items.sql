@@ -2,23 +2,23 @@
 -- What SQLite and MariaDB share is in items.sql.
 
 -- name: hold
--- Prove that the record is still this holder's, and believe it alive for another lease. No row: superseded. It always
--- changes something, were it a microsecond: units count the rows that changed, and at its deadline no lease grows.
+-- Prove that the record is still this holder's, and renew its lease. No row: superseded. It always changes the row, if
+-- only by a microsecond: units count changed rows, and a lease does not grow beyond the deadline.
 UPDATE semel_record SET lease_until = IF(
     LEAST(:now + lease_us, deadline_at) > lease_until, LEAST(:now + lease_us, deadline_at), lease_until - 1
 )
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state = 1;
 
 -- name: begin_bulk
--- The counters of a bulk that was never begun.
+-- Create the counters of a new bulk.
 INSERT INTO semel_bulk (
     operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
 ) VALUES (:operation_id, :total, 0, 0, 0, 0, 0, :now, :now)
 ON DUPLICATE KEY UPDATE total = total;
 
 -- name: put_items
--- Items' outcomes, or that they have begun, as one JSON array: units take one statement at a time, and one row each would
--- be one round trip each. An outcome that is known stays; `state` is written last, since the others ask for it.
+-- Write items' outcomes or beginnings from one JSON array: units take one statement at a time, and a row each would be
+-- a round trip each. A known outcome stays; `state` is written last, since the other columns depend on it.
 INSERT INTO semel_item (
     operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
 )
@@ -45,5 +45,5 @@ ON DUPLICATE KEY UPDATE
     state = IF(semel_item.state = 2, VALUES(state), semel_item.state);
 
 -- name: forget_items
--- A chunk of an orphan's items.
+-- Delete a chunk of an orphan's items.
 DELETE FROM semel_item WHERE operation_id = :operation_id ORDER BY place LIMIT :limit;

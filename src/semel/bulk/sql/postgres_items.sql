@@ -1,7 +1,7 @@
 -- Every statement about bulk items on PostgreSQL, by name. A holder's write comes after `hold` in its transaction.
 
 -- name: hold
--- Prove that the record is still this holder's, and believe it alive for another lease. No row: superseded.
+-- Prove that the record is still this holder's, and renew its lease. No row: superseded.
 UPDATE semel_record SET lease_until = greatest(lease_until,
     least(coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) + lease_us,
     deadline_at))
@@ -9,8 +9,8 @@ WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND s
 RETURNING 1;
 
 -- name: hold_in_unit
--- The same as the last statement of a chunk's transaction: where no record is held it divides by zero, so that the server lets
--- nobody commit the rest.
+-- The same as the last statement of a chunk's transaction: if no record is held it divides by zero, so that the server
+-- refuses to commit the rest.
 WITH held AS (
     UPDATE semel_record SET lease_until = greatest(lease_until,
         least(coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) + lease_us,
@@ -21,7 +21,7 @@ WITH held AS (
 SELECT 1 / count(*) FROM held;
 
 -- name: relinquish
--- Give the lease back: the next claim goes on at once.
+-- Give the lease back, so that the next claim continues at once.
 UPDATE semel_record SET lease_until =
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state = 1 AND lease_until >
@@ -29,7 +29,7 @@ WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND s
 RETURNING 1;
 
 -- name: begin_bulk
--- The counters of a bulk that was never begun.
+-- Create the counters of a new bulk.
 INSERT INTO semel_bulk (
     operation_id, total, done, succeeded, failed, retryable, unknown, created_at, touched_at
 ) VALUES (:operation_id::bytea, :total::bigint, 0, 0, 0, 0, 0,
@@ -39,7 +39,7 @@ ON CONFLICT DO NOTHING
 RETURNING 1;
 
 -- name: standing
--- How far the bulk is, for its holder alone. No row: superseded, or never begun.
+-- The bulk's progress, for its holder only. No row: superseded, or never begun.
 SELECT
     b.total, b.done, b.succeeded, b.failed, b.retryable, b.unknown,
     coalesce((SELECT max(i.place) + 1 FROM semel_item AS i WHERE i.operation_id = b.operation_id), 0)
@@ -47,7 +47,7 @@ FROM semel_record AS r JOIN semel_bulk AS b ON b.operation_id = r.operation_id
 WHERE r.id = :id::bytea AND r.fence = :fence::bigint AND r.nonce = :nonce::bytea AND r.state = 1;
 
 -- name: count
--- The counters after a chunk; no row where another chunk was first.
+-- Write the counters after a chunk; no row if another chunk was first.
 UPDATE semel_bulk SET
     done = :done::bigint, succeeded = :succeeded::bigint, failed = :failed::bigint, retryable = :retryable::bigint,
         unknown = :unknown::bigint,
@@ -56,7 +56,7 @@ WHERE operation_id = :operation_id::bytea AND done = :was::bigint
 RETURNING 1;
 
 -- name: put_item
--- An item's outcome, or that it has begun. An outcome that is known stays.
+-- Write an item's outcome, or that it has begun. A known outcome stays.
 INSERT INTO semel_item (
     operation_id, place, item_id, state, target_id, result_id, error_code, retryable, detail, settled_at
 )
@@ -73,51 +73,51 @@ WHERE semel_item.state = 2 AND semel_item.item_id = excluded.item_id
 RETURNING 1;
 
 -- name: begun
--- Items that were begun and have no outcome: under which effects, the time of their start, and the store's.
+-- Items that have begun and have no outcome: their declared effects, when they began, and the store's time.
 SELECT place, item_id, detail, settled_at,
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) FROM semel_item
 WHERE operation_id = :operation_id::bytea AND place >= :first::bigint AND place < :done::bigint AND state = 2
 ORDER BY place LIMIT :limit::bigint;
 
 -- name: tally
--- How far a bulk is, for everybody.
+-- A bulk's progress, for any reader.
 SELECT total, done, succeeded, failed, retryable, unknown FROM semel_bulk
 WHERE operation_id = :operation_id::bytea;
 
 -- name: newest
--- Bulks, the newest first: their names are made in the order of time.
+-- Bulks, newest first: their ids are in order of time.
 SELECT operation_id, total, done, succeeded, failed, retryable, unknown FROM semel_bulk
 WHERE operation_id < :before::bytea
 ORDER BY operation_id DESC LIMIT :limit::bigint;
 
 -- name: page
--- Items' outcomes in their order; of one state (0: of all), and those alone that may be tried again where asked.
+-- Items' outcomes in order; of one state (0: of all), and only retryable ones if asked.
 SELECT place, item_id, state, target_id, result_id, error_code, retryable, detail FROM semel_item
 WHERE operation_id = :operation_id::bytea AND place > :after::bigint
     AND (:state::smallint = 0 OR state = :state::smallint) AND retryable >= :retryable::bigint
 ORDER BY place LIMIT :limit::bigint;
 
 -- name: codes
--- Why items failed or are unknown, and how many of each: the most frequent first.
+-- The reasons of failed and unknown items with their counts, most frequent first.
 SELECT state, error_code, retryable, count(*) FROM semel_item
 WHERE operation_id = :operation_id::bytea AND state IN (5, 6)
 GROUP BY state, error_code, retryable
 ORDER BY count(*) DESC, state, error_code LIMIT :limit::bigint;
 
 -- name: orphans
--- Bulks whose record is forgotten, or has begun anew under another operation id.
+-- Bulks whose record is forgotten, or now has another operation id.
 SELECT b.operation_id FROM semel_bulk AS b
 WHERE NOT EXISTS (SELECT 1 FROM semel_record AS r WHERE r.operation_id = b.operation_id)
 ORDER BY b.operation_id LIMIT :limit::bigint;
 
 -- name: forget_items
--- A chunk of an orphan's items.
+-- Delete a chunk of an orphan's items.
 DELETE FROM semel_item WHERE operation_id = :operation_id::bytea AND place < (
     SELECT min(place) + :limit::bigint FROM semel_item WHERE operation_id = :operation_id::bytea
 )
 RETURNING 1;
 
 -- name: forget_bulk
--- An orphan without items.
+-- Delete an orphan without items.
 DELETE FROM semel_bulk WHERE operation_id = :operation_id::bytea
 RETURNING 1;

@@ -1,4 +1,4 @@
 """Consumers for brokers: pass messages from a broker's client through an inbox, so that each is handled once.
 
-The clients are their user's: nothing is imported here, connected or closed.
+The application owns the clients: this package imports, connects and closes none.
 """

@@ -23,16 +23,16 @@ _FIXED: Final = ("acks_late", "acks_on_timeout", "reject_on_worker_lost", "max_r
 
 
 def inbox_task(inbox: Inbox, *, id_of: Callable[..., str] | None = None, retry_seconds: float = 1.0) -> type[Task]:
-    """The base class of tasks that are handled once: each gets the inbox's Message before its own arguments.
+    """Make the base class of tasks that are handled once: each gets the inbox's Message before its own arguments.
 
-    The task's id is the message's: Celery keeps it when a worker is lost, and when a task is retried. What fails is
-    retried ``retry_seconds`` later, until the inbox parks it; the store's own failures are retried for ever. A
-    repetition ends as ignored: it stores no result, calls no ``link``. Several inboxes' tasks may be in one app.
+    The task's id is the message's: Celery keeps it when a worker is lost, and when a task is retried. A failed task is
+    retried ``retry_seconds`` later, until the inbox parks it; a failure of the store is retried for ever. A duplicate
+    ends as ignored: it stores no result and calls no ``link``. One app may have tasks of several inboxes.
 
     Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's.
 
-    Raises ConfigurationError, when the app is finalized, where a task says otherwise how it is acknowledged, or is no
-    plain function.
+    Raises ConfigurationError, when the app is finalized, if a task sets its own acknowledgement or is no plain
+    function.
 
         @app.task(base=inbox_task(inbox))
         def bill(message, order):
@@ -48,15 +48,15 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     acks_late = True
     acks_on_timeout = False
     reject_on_worker_lost = True
-    max_retries = None  # the inbox counts
-    typing = False  # Celery's own check would ask the sender for the message, too
+    max_retries = None  # the inbox counts tries
+    typing = False  # Celery's own check would require the message from the sender
     _inbox: Inbox
     _id_of: Callable[..., str] | None
     _retry_seconds: float
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Celery's own hook: the task is about to be used."""
+        """Check the task before its first use (Celery's hook)."""
         for name in _FIXED:
             if getattr(cls, name) != getattr(_InboxTask, name):
                 raise ConfigurationError(
@@ -67,9 +67,9 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
             raise ConfigurationError(f"the task {cls.name!r} must be a plain function: Celery awaits no task")
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """Send it. Raises TypeError where the arguments do not fit, as Celery's own; a retry sends what was sent."""
+        """Send the task. Raises TypeError if the arguments do not fit, as Celery does; a retry sends the same again."""
         if self.app.strict_typing and self.request.called_directly:
-            declared: Any = getattr(self, "__header__", self.run)  # the function as Celery got it, without its retries
+            declared: Any = getattr(self, "__header__", self.run)  # the function as declared, without Celery's retries
             signature = inspect.signature(declared, follow_wrapped=False)  # a decorator may add arguments
             try:
                 signature.bind(None, *(args or ()), **(kwargs or {}))
@@ -97,22 +97,22 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
             if self.request.id is None:
                 raise
             id, unnamed = fitting(str(self.request.id)), error  # counted, and parked, under the name that it has
-        # Celery says that it was delivered before, not how often: it may have ended its workers each time.
+        # Celery reports a redelivery, not how many: the task may have ended its worker each time.
         again = (self.request.delivery_info or {}).get("redelivered")
         try:
             receipt = self._inbox.handle(id, handler, deliveries=self._inbox.tries_max + 1 if again else 1)
-        except (Ignore, Reject, Retry):  # the task's own wish; its writes are undone. Its retry is on its way by now
+        except (Ignore, Reject, Retry):  # the task asked for it: its writes are undone, and its retry is sent by now
             raise
         except Exception as error:  # noqa: BLE001 - it is delivered again, under the same id
             return self._again(id, error)
         if receipt is Receipt.HANDLED:
             return results[0]
         if receipt is Receipt.BUSY:
-            return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
+            return self._again(id, StoreError(f"another worker is handling message {id}"), busy=True)
         if receipt is Receipt.PARKED and failures:
             raise _failure_of(failures[0], id)  # Celery learns that it failed, and acknowledges it
         if self.request.called_directly:
-            return None  # the caller has more to do, and is no repetition
+            return None  # called directly: the caller has more to do, and is no duplicate
         raise Ignore(f"message {id} is {receipt.value}")
 
     def _message_id(self, *args: Any, **named: Any) -> str:
@@ -126,23 +126,23 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     def _again(self, id: str, error: Exception, *, busy: bool = False) -> Any:
         if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
-            raise error  # it cannot be mended between two tries
+            raise error  # no retry can fix it
         if self.request.is_eager and self.app.conf.task_eager_propagates:
-            raise error  # its sender gets it; a Retry, which Celery would propagate, says nothing of it
+            raise error  # the sender gets this error; Celery would propagate a Retry, which does not show it
         try:
             if busy:
                 log_busy(id)
             else:
                 log_failed(id, error)
             return self.retry(exc=error, countdown=self._retry_seconds)
-        except Reject as rejected:  # the broker did not take it: it has the first one still
+        except Reject as rejected:  # the broker did not take the retry, but still has the first message
             raise Reject(rejected.reason, requeue=True) from error
-        except SoftTimeLimitExceeded as late:  # as a failure Celery would acknowledge it, and nothing would come again
+        except SoftTimeLimitExceeded as late:  # as a failure Celery would acknowledge it, and never redeliver it
             raise Reject(late, requeue=True) from error
 
 
 def _failure_of(error: Exception, id: str) -> Exception:
-    """What a parked message has failed by: its task may have asked for a retry, which is ignored when it comes."""
+    """Return the error of a parked message. If its task asked for a retry, that retry will be ignored."""
     if not isinstance(error, Retry):
         return error
     return error.exc if isinstance(error.exc, Exception) else MaxRetriesExceededError(f"message {id} is parked")

@@ -32,15 +32,14 @@ class Deliveries:
     async def take(
         self, message_id: str, delivery: Any, deliveries: int, unnamed: Exception | None = None
     ) -> bool | None:
-        """Handle one delivery; whether to acknowledge it.
+        """Handle one delivery; return whether to acknowledge it.
 
-        None: not yet, and that is not the message's fault: the store is unavailable, or another worker handles it. This
-        worker is alive: where it tries again itself, that is a first delivery, or the inbox would count each try.
+        None: not yet, without a fault of the message: the store is unavailable, or another worker handles it. If this
+        worker itself retries, it must pass a first delivery: otherwise the inbox would count each retry.
 
-        Parameters: ``unnamed`` is the reason that ``message_id`` is not the one wanted (:func:`find_id`): the delivery
-        fails by it.
+        Parameters: ``unnamed`` is the reason why the message has no id (:func:`find_id`): the delivery fails with it.
 
-        Raises ConfigurationError: every message would fail so.
+        Raises ConfigurationError if every message would fail in this way.
         """
 
         async def handle(message: Message) -> None:
@@ -63,10 +62,10 @@ class Deliveries:
 
 
 class RetryingConsumer:
-    """A consumer that tries again what failed, or has its broker deliver it again.
+    """A consumer that retries failed messages, or has its broker redeliver them.
 
-    Parameters: ``handler(message, delivery)`` gets the inbox's message and the broker's; ``retry_seconds`` before what
-    failed is tried again; ``id_of`` finds a message's id, otherwise its publisher's; ``failed`` as of Deliveries.
+    Parameters: ``handler(message, delivery)`` gets the inbox's message and the broker's; ``retry_seconds`` before a
+    failed message is retried; ``id_of`` finds a message's id, by default the publisher's; ``failed`` as in Deliveries.
     """
 
     def __init__(
@@ -83,14 +82,14 @@ class RetryingConsumer:
         self._id_of = id_of if id_of is not None else self.broker_id_of
 
     def broker_id_of(self, delivery: Any) -> str:
-        """The id that a message has without ``id_of``."""
+        """Return a message's id if there is no ``id_of``."""
         raise NotImplementedError
 
 
 def find_id(
     id_of: Callable[[Any], object], delivery: Any, place_of: Callable[[Any], str]
 ) -> tuple[str, Exception | None]:
-    """A delivery's id, or its place and the reason that it has no id: it is counted, and parked, under that name.
+    """Return a delivery's id. Without one, return its place, under which it is counted and parked, and the reason.
 
     >>> find_id(lambda delivery: delivery["order"], {"at": 7}, lambda delivery: f"orders:{delivery['at']}")
     ('orders:7', KeyError('order'))
@@ -99,7 +98,7 @@ def find_id(
         id = id_of(delivery)
         if not isinstance(id, str) or not id:
             raise ValueError(f"id_of= found no id in the message, but {id!r}")
-    except Exception as error:  # any publisher could end the consumer otherwise
+    except Exception as error:  # otherwise any publisher could end the consumer
         if is_wrong_for_all(error):
             raise
         return place_of(delivery), error
@@ -107,12 +106,12 @@ def find_id(
 
 
 def text_of(raw: bytes) -> str:
-    """An id that came as bytes; other bytes are always another text."""
+    """Decode an id from bytes; different bytes always give different texts."""
     return raw.decode(errors="surrogateescape")
 
 
 def fitting(message_id: str) -> str:
-    """The id as inboxes take it: one that is too long, or no text for a database, by its digest.
+    """Return an id that inboxes accept: the digest of one that is too long, or that a database cannot store.
 
     >>> fitting("order-10-placed"), fitting("x" * 501)[:15]
     ('order-10-placed', 'sha256:3ac31d30')
@@ -123,10 +122,10 @@ def fitting(message_id: str) -> str:
 
 
 def log_busy(message_id: str) -> None:
-    """A concurrent duplicate: nothing failed, and no action is needed."""
+    """Log a concurrent duplicate: nothing failed, and no action is needed."""
     _LOG.info("message %s is being handled by another worker; it is tried again later", field(message_id))
 
 
 def log_failed(message_id: str, error: Exception) -> None:
-    """A try that came to nothing; the next one may fare better."""
+    """Log a failed try; the next one may succeed."""
     _LOG.warning("message %s failed (%s); it is delivered again", field(message_id), type(error).__name__)

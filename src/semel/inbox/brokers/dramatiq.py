@@ -26,18 +26,18 @@ _at: ContextVar[tuple[str, str] | None] = ContextVar("semel-dramatiq-message", d
 
 
 class ActorRefused(ConfigurationError, MiddlewareError):
-    """An actor cannot be handled once as it is declared. Of Dramatiq's own kind, as it swallows every other."""
+    """An actor's declaration does not allow handling once. A Dramatiq error, because Dramatiq swallows all others."""
 
 
 class InboxMiddleware(Middleware):
-    """Actors that say ``inbox=`` handle each message once, and get the inbox's Message before their own arguments.
+    """A middleware: actors with ``inbox=`` handle each message once, and get its Message before their own arguments.
 
-    The id is Dramatiq's: it stays when a message is retried, and when it comes from a worker that has died. An actor
-    may say ``id_of=``, which finds another one in its arguments. What fails is retried by Dramatiq (``min_backoff``,
-    ``max_backoff``) until the inbox parks it; during a store outage it is retried without end. A repetition is skipped:
-    no callback is called, and no pipeline continues from it. Add the middleware before the actors are declared.
+    The id is Dramatiq's: a message keeps it over retries, and when its worker dies. An actor may declare ``id_of=``,
+    which finds another id in its arguments. Dramatiq retries a failed message (``min_backoff``, ``max_backoff``) until
+    the inbox parks it; during a store outage it retries without end. A duplicate is skipped: no callback is called, and
+    no pipeline continues from it. Add the middleware before the actors are declared.
 
-    Parameters: ``busy_seconds`` before a message is tried again that another worker is at.
+    Parameters: ``busy_seconds`` before a message is retried that another worker handles.
 
         broker.add_middleware(InboxMiddleware())
 
@@ -53,11 +53,11 @@ class InboxMiddleware(Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        """Dramatiq's own hook: the options that an actor may declare."""
+        """The options that an actor may declare (Dramatiq's hook)."""
         return {"inbox", "id_of"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
-        """Dramatiq's own hook: the actor's function becomes one that is handled once. Raises ActorRefused."""
+        """Wrap the actor's function, so that it is handled once (Dramatiq's hook). Raises ActorRefused."""
         inbox = actor.options.get("inbox")
         if inbox is None:
             return
@@ -77,7 +77,7 @@ class InboxMiddleware(Middleware):
         actor.fn = self._once(inbox, actor)
 
     def before_process_message(self, broker: Broker, message: Any) -> None:
-        """Dramatiq's own hook: which message this thread is at."""
+        """Note this thread's message (Dramatiq's hook)."""
         _at.set((message.actor_name, message.message_id))
 
     def after_process_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
@@ -101,10 +101,10 @@ class InboxMiddleware(Middleware):
                     raise unnamed
                 try:
                     results[:] = [check_over(function(message, *args, **named))]
-                except TimeLimitExceeded as error:  # no Exception by its class, and this message's all the same
+                except TimeLimitExceeded as error:  # not an Exception by its class, yet caused by this message
                     raise TimeoutError("it took longer than its time limit") from error
 
-            # Taken once, and by its own actor: another one that is called from here would pass as the same message.
+            # Only its own actor takes it, once: otherwise a nested actor call would pass as the same message.
             at, _ = _at.get(), _at.set(None)
             sent = at[1] if at is not None and at[0] == name else None
             unnamed: Exception | None = None
@@ -123,9 +123,9 @@ class InboxMiddleware(Middleware):
                 return results[0]
             if receipt is Receipt.BUSY:
                 log_busy(str(id))
-                raise Retry("another worker is at it", delay=self._busy_ms)
+                raise Retry("another worker is handling it", delay=self._busy_ms)
             if sent is None:
-                return None  # called directly: the caller has more to do, and is no repetition
+                return None  # called directly: the caller has more to do, and is no duplicate
             raise SkipMessage(f"the message is {receipt.value}")
 
         return consume

@@ -29,18 +29,18 @@ _LOST: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
 
 
 class InboxMiddleware:
-    """Subscribers of a broker or router handle each message once; ``Context("inbox")`` is the inbox's Message.
+    """A middleware: subscribers handle each message once; ``Context("inbox")`` is the inbox's Message.
 
-    FastStream acknowledges after it, that is after the commit (on Kafka only if you set
-    ``ack_policy=AckPolicy.NACK_ON_ERROR``: without it the subscriber stops at its first message). What fails is
-    delivered again, whatever else the policy says of errors, until the inbox parks it. A repetition is acknowledged;
-    nothing is published from it. A subscriber that raises RejectMessage parks its message, one that raises AckMessage
-    has handled it.
+    FastStream acknowledges after the middleware, so after the commit (on Kafka only if you set
+    ``ack_policy=AckPolicy.NACK_ON_ERROR``: without it the subscriber stops at its first message). A failed message is
+    redelivered, whatever the policy says of errors, until the inbox parks it. A duplicate is acknowledged, and
+    publishes nothing. A subscriber that raises RejectMessage parks its message; one that raises AckMessage has handled
+    it.
 
-    Parameters: ``retry_seconds`` before a message is delivered again, on NATS, or tried again here where the store is
-    away or another worker is at it; ``id_of`` finds a message's id in FastStream's ``StreamMessage``. Otherwise it is
-    what the message's publisher has given it, else its place in a stream or log: FastStream's own ``message_id`` is
-    made up where there is none, and a ``correlation_id`` is one for many messages.
+    Parameters: ``retry_seconds`` before a message is redelivered (on NATS), or retried here if the store is unavailable
+    or another worker handles it; ``id_of`` finds a message's id in FastStream's ``StreamMessage``. By default it is the
+    publisher's id, else the place in a stream or log: FastStream invents a missing ``message_id``, and many messages
+    may share one ``correlation_id``.
 
         broker = NatsBroker(url, middlewares=[InboxMiddleware(inbox)])
 
@@ -63,11 +63,11 @@ class InboxMiddleware:
         self._failed = failed
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
-        """FastStream's own hook: one message begins."""
+        """Begin one message (FastStream's hook)."""
         return _Scope(msg, context=context, home=self)
 
     async def consume(self, call_next: Callable[[Any], Awaitable[Any]], msg: StreamMessage[Any], context: Any) -> Any:
-        """One message, to its end: what its subscriber returns, or an exception that FastStream acknowledges by."""
+        """Handle one message: return its subscriber's result, or raise what FastStream acknowledges by."""
         results: list[Any] = []
 
         async def handler(message: Message, delivery: StreamMessage[Any]) -> None:
@@ -86,7 +86,7 @@ class InboxMiddleware:
             while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:
                 counted = 1  # as take() says
                 if _is_of_jetstream(msg.raw_message):
-                    await msg.raw_message.in_progress()  # it gives up what it delivers too often
+                    await msg.raw_message.in_progress()  # the broker gives up messages that it delivers too often
                 await asyncio.sleep(self._retry_seconds)
         except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
             _LOG.exception("a message cannot be handled so; it is delivered again")
@@ -111,10 +111,10 @@ class _Scope(BaseMiddleware[Any, Any]):
 
 
 def message_id(delivery: StreamMessage[Any]) -> str:
-    """The name that its publisher gave it, else its place. Raises ConfigurationError where it has neither."""
+    """Return the publisher's id, else the message's place. Raises ConfigurationError if it has neither."""
     raw = delivery.raw_message
     if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
-        # A redelivered batch may hold other messages behind the same first one: they would pass as handled.
+        # A redelivered batch may hold other messages after the same first one: they would count as handled.
         raise ConfigurationError("a batch has no single id: use batch=False, or InboxMiddleware(..., id_of=...)")
     given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
     given = given or getattr(raw, "message_id", None)  # of AMQP
@@ -133,7 +133,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
 
 
 def _count_deliveries(raw: Any) -> int:
-    """The number of deliveries, if the broker reports it."""
+    """Return the number of deliveries, if the broker reports it."""
     if _is_of_jetstream(raw):
         return int(raw.metadata.num_delivered)
     headers = getattr(raw, "headers", None)
@@ -145,7 +145,7 @@ def _is_of_jetstream(raw: Any) -> bool:
 
 
 async def _hold_if_acknowledged(context: Any) -> None:
-    """Wait for ever with a message that FastStream acknowledges first, or never: those behind it would be lost, too."""
+    """Hold for ever a message that FastStream acknowledges before handling, or never: later ones would be lost, too."""
     policy = getattr(context.get_local("handler_"), "ack_policy", None)
     while policy in _LOST:
         _LOG.error(

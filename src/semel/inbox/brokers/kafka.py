@@ -1,4 +1,4 @@
-"""Kafka and what speaks its protocol, through aiokafka."""
+"""Kafka and other brokers with its protocol, through aiokafka."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOG: Final = logging.getLogger("semel.consumers")
 class KafkaConsumer(RetryingConsumer):
     """Handles each record of a consumer's partitions once, in their order.
 
-    Kafka redelivers nothing: a record that failed is tried again here, ``retry_seconds`` later, before
-    those behind it, until it is handled or parked. ``client`` is an ``AIOKafkaConsumer`` with
-    ``enable_auto_commit=False``; ``delivery`` its record.
+    Kafka redelivers nothing: the consumer retries a failed record itself, ``retry_seconds`` later, before later
+    records, until it is handled or parked. ``client`` is an ``AIOKafkaConsumer`` with ``enable_auto_commit=False``;
+    ``delivery`` its record.
     """
 
     def broker_id_of(self, delivery: Any) -> str:
-        """The id where no ``id_of`` is given."""
+        """Return a record's id if no ``id_of`` is given."""
         return message_id(delivery)
 
     async def take(self, record: Any) -> None:
@@ -40,9 +40,9 @@ class KafkaConsumer(RetryingConsumer):
     async def serve(self, client: Any) -> None:
         """Handle records until cancelled; commit each record's offset when it is finished.
 
-        A record whose partition went to another member meanwhile is redelivered there, and is a duplicate.
+        If the partition has moved to another member meanwhile, that member gets the record again, as a duplicate.
 
-        Raises ConfigurationError where the client commits by itself: it would commit a record that is not handled yet.
+        Raises ConfigurationError if the client commits by itself: it would commit unhandled records.
         """
         if getattr(client, "_enable_auto_commit", False):
             raise ConfigurationError(
@@ -53,7 +53,7 @@ class KafkaConsumer(RetryingConsumer):
             await self.take(record)
             try:
                 await client.commit()
-            except (CommitFailedError, IllegalStateError):  # the client joins its group again, and reads on from there
+            except (CommitFailedError, IllegalStateError):  # the client rejoins its group, and reads on from there
                 place = f"{record.topic}:{record.partition}:{record.offset}"
                 _LOG.warning(
                     "record %s was handled, and its offset not committed, because its group has rebalanced; it is "
@@ -63,6 +63,6 @@ class KafkaConsumer(RetryingConsumer):
 
 
 def message_id(record: Any) -> str:
-    """The name that its publisher gave it, else its place in the log."""
+    """Return the publisher's id, else the record's place in the log."""
     given = dict(record.headers or ()).get(EVENT_ID)
     return text_of(given) if given else f"{record.topic}:{record.partition}:{record.offset}"

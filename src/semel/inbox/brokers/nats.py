@@ -12,18 +12,19 @@ class JetStreamConsumer(RetryingConsumer):
     """Handles each message of a JetStream consumer once.
 
     Parameters: ``handler(message, delivery)`` gets the inbox's message and nats-py's ``Msg``; ``retry_seconds`` before
-    what failed is delivered again; ``id_of`` finds a message's id, otherwise ``Nats-Msg-Id``, else stream and sequence.
+    a failed message is redelivered; ``id_of`` finds a message's id, by default ``Nats-Msg-Id``, else stream and
+    sequence.
 
-    JetStream gives up what was delivered ``max_deliver`` times, if its consumer sets that: set it well above the
-    inbox's ``tries_max``. A message that finds the store unavailable, or another worker at it, is therefore not
-    returned, but tried again here, ``retry_seconds`` later, and JetStream waits meanwhile.
+    JetStream gives up a message after ``max_deliver`` deliveries, if its consumer sets that: set it well above the
+    inbox's ``tries_max``. For the same reason, while the store is unavailable or another worker handles a message, this
+    consumer does not return it but retries it itself every ``retry_seconds``, and JetStream waits meanwhile.
 
         subscription = await jetstream.pull_subscribe("orders.>", durable="billing")
         await JetStreamConsumer(inbox, handler).serve(subscription)
     """
 
     def broker_id_of(self, delivery: Any) -> str:
-        """The id where no ``id_of`` is given."""
+        """Return a message's id if no ``id_of`` is given."""
         return message_id(delivery)
 
     async def take(self, delivery: Any) -> None:
@@ -51,7 +52,7 @@ class JetStreamConsumer(RetryingConsumer):
 
 
 def message_id(delivery: Any) -> str:
-    """The name that its publisher gave it, else its place in the stream."""
+    """Return the publisher's id, else the message's place in the stream."""
     headers = delivery.headers or {}
     given = headers.get("Nats-Msg-Id") or headers.get(EVENT_ID)
     seen = delivery.metadata

@@ -36,18 +36,18 @@ class PubsubConsumer(PulledConsumer[Any]):
 
     Parameters: ``client`` a ``google.cloud.pubsub_v1.SubscriberClient``; ``subscription`` its full name,
     ``projects/PROJECT/subscriptions/NAME``; ``lease_seconds`` (whole, up to 600) the deadline of an acknowledgement,
-    extended while a handler runs: after it, a dead worker's messages are redelivered; ``retry_seconds``
-    before what failed is delivered again, doubled with each delivery (where a dead-letter policy makes Pub/Sub count
-    them) up to ``retry_seconds_max``; ``id_of`` finds a message's id, otherwise the attribute ``semel-id``, else
-    Pub/Sub's own ``message_id``; ``handler(message, delivery)`` gets the ``ReceivedMessage``, whose
-    ``delivery.message`` has data, attributes and ordering key.
+    extended while a handler runs: after it, a dead worker's messages are redelivered; ``retry_seconds`` before a failed
+    message is redelivered, doubled with each delivery (if a dead-letter policy makes Pub/Sub count them) up to
+    ``retry_seconds_max``; ``id_of`` finds a message's id, by default the attribute ``semel-id``, else Pub/Sub's own
+    ``message_id``; ``handler(message, delivery)`` gets the ``ReceivedMessage``, whose ``delivery.message`` has data,
+    attributes and ordering key.
 
-    With an ordering key, the messages behind one that failed are returned, and are delivered after it.
+    With an ordering key, the messages after a failed one are returned, and redelivered after it.
 
         consumer = PubsubConsumer(inbox, handler, SubscriberClient(), subscription="projects/shop/subscriptions/bill")
         await consumer.serve()
 
-    Raises PolicyError for an option that cannot be.
+    Raises PolicyError for an invalid option.
     """
 
     BATCH_MAX = 1000
@@ -103,7 +103,7 @@ class PubsubConsumer(PulledConsumer[Any]):
         return found
 
     def lend(self, seconds: Mapping[str, int]) -> Collection[str]:
-        """ModifyAckDeadline; 0 seconds: deliver it again at once."""
+        """Call ModifyAckDeadline; 0 seconds: redeliver at once."""
         refused: list[str] = []
         for each, handles in groupby(
             sorted(seconds, key=lambda handle: seconds[handle]), lambda handle: seconds[handle]
@@ -114,43 +114,43 @@ class PubsubConsumer(PulledConsumer[Any]):
         return refused
 
     def acknowledge(self, handles: Sequence[str]) -> object:
-        """Acknowledge. One that comes too late is delivered again, as a duplicate."""
+        """Acknowledge. After the deadline, Pub/Sub redelivers the message, as a duplicate."""
         return self._call("acknowledge", {"subscription": self._subscription, "ack_ids": list(handles)}, handles)
 
     def _call(self, name: str, request: Mapping[str, Any], ids: Sequence[str]) -> Collection[str]:
         try:
             getattr(self._client, name)(request=request, timeout=CALL_SECONDS)
         except _AWAY as error:
-            # With exactly-once delivery Pub/Sub names those whose deadline was over; all others were done.
+            # With exactly-once delivery Pub/Sub names the messages past their deadline; all others are acknowledged.
             refused = [id for id in ids if _failures(error).get(id) == "PERMANENT_FAILURE_INVALID_ACK_ID"]
             LOG.warning("%s of %d messages failed (%s); they may be delivered again", name, len(ids), error)
             return refused
         return ()
 
     def handle_of(self, delivery: Any) -> str:
-        """Its ack_id."""
+        """Return its ack_id."""
         return str(delivery.ack_id)
 
     def broker_id_of(self, delivery: Any) -> str:
-        """Its message_id."""
+        """Return its message_id."""
         return str(delivery.message.message_id)
 
     def deliveries_of(self, delivery: Any) -> int:
-        """The approximate number of deliveries; 1 without a dead-letter policy, because Pub/Sub then does not count."""
+        """Return about how often it was delivered; 1 without a dead-letter policy, as Pub/Sub then does not count."""
         return max(1, int(delivery.delivery_attempt))
 
     def group_of(self, delivery: Any) -> str | None:
-        """Its ordering key."""
+        """Return its ordering key."""
         return delivery.message.ordering_key or None
 
 
 def message_id(delivery: Any) -> str:
-    """The attribute ``semel-id``, which publishers may set, else Pub/Sub's own id, which each publishing makes anew."""
+    """Return the attribute ``semel-id``, which publishers may set, else Pub/Sub's id, new in each publish."""
     return str(delivery.message.attributes.get(EVENT_ID) or delivery.message.message_id)
 
 
 def attribute(name: str) -> Callable[[Any], str]:
-    """For ``id_of=``: the text of an attribute. A message without it fails, and is parked in the end.
+    """Make an ``id_of=`` that reads an attribute. A message without it fails, and is parked in the end.
 
     >>> from types import SimpleNamespace
     >>> attribute("order")(SimpleNamespace(message=SimpleNamespace(attributes={"order": "7"})))
@@ -160,7 +160,7 @@ def attribute(name: str) -> Callable[[Any], str]:
 
 
 def _failures(error: Exception) -> Mapping[str, str]:
-    """The outcome of each ack_id, if the service reports it (``ErrorInfo.metadata``)."""
+    """Return the outcome of each ack_id, if the service reports it (``ErrorInfo.metadata``)."""
     found: dict[str, str] = {}
     for detail in getattr(error, "details", None) or ():
         found.update(getattr(detail, "metadata", None) or {})
@@ -168,7 +168,7 @@ def _failures(error: Exception) -> Mapping[str, str]:
 
 
 def _what_is_wrong(error: Exception, source: str) -> str | None:
-    """The problem that a person must fix; None if waiting may help."""
+    """Return the problem that a person must fix; None if waiting may help."""
     if isinstance(error, NotFound):
         return f"{source} does not exist: create it, or correct its project and name"
     if isinstance(error, PermissionDenied | Unauthenticated):

@@ -1,7 +1,8 @@
 """Consumers that pull batches under a lease: what SQS and Pub/Sub have in common.
 
-Each message is lent for a time. While its handler runs, and while it waits behind others of its batch, the loan is
-extended; afterwards it is acknowledged, or returned for a while. The clients block: their calls run in threads.
+The broker leases each message for a time. While its handler runs, and while it waits for others of its batch, the
+consumer extends the lease; then it acknowledges the message, or returns it for a while. The clients block: their calls
+run in threads.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ LOG: Final = logging.getLogger("semel.consumers")
 class PulledConsumer(Generic[D]):
     """Handles each message of a queue or subscription once. Subclasses call the broker.
 
-    Parameters: ``source`` the queue's or subscription's name for people; ``lease_seconds`` for which a message is lent;
-    ``retry_seconds`` before what failed is delivered again, doubled with each delivery up to ``retry_seconds_max``.
+    Parameters: ``source`` the queue's or subscription's name for people; ``lease_seconds`` for which a message is
+    leased; ``retry_seconds`` before a failed message is redelivered, doubled with each delivery up to
+    ``retry_seconds_max``.
     """
 
     BATCH_MAX: int
     LEASE_SECONDS_MAX: int
-    LEASE_NAME: str  # as the broker's users know it
+    LEASE_NAME: str  # the option's name for the broker's users
     AWAY: tuple[type[Exception], ...]  # the client's errors
 
     def __init__(
@@ -66,7 +68,7 @@ class PulledConsumer(Generic[D]):
         raise NotImplementedError
 
     def lend(self, seconds: Mapping[str, int]) -> Collection[str]:
-        """Set for how long messages are lent from now on; the handles that the broker refused."""
+        """Set the messages' lease from now on; return the handles that the broker refused."""
         raise NotImplementedError
 
     def acknowledge(self, handles: Sequence[str]) -> object:
@@ -74,19 +76,19 @@ class PulledConsumer(Generic[D]):
         raise NotImplementedError
 
     def handle_of(self, delivery: D) -> str:
-        """The broker's handle of this delivery."""
+        """Return the broker's handle of this delivery."""
         raise NotImplementedError
 
     def broker_id_of(self, delivery: D) -> str:
-        """The broker's own id of the message."""
+        """Return the broker's own id of the message."""
         raise NotImplementedError
 
     def deliveries_of(self, delivery: D) -> int:
-        """The number of deliveries, as far as the broker reports it."""
+        """Return the number of deliveries, as far as the broker reports it."""
         raise NotImplementedError
 
     def group_of(self, delivery: D) -> str | None:
-        """The group whose order the broker keeps, if it does."""
+        """Return the message's ordered group, if the broker has such groups."""
         raise NotImplementedError
 
     # --- the loop -------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ class PulledConsumer(Generic[D]):
     async def serve(self, *, batch: int = 10, wait_seconds: int = 10) -> None:
         """Handle messages one by one until :meth:`stop` or cancelled. Waits for an unavailable broker.
 
-        Raises ConfigurationError where there is nothing of that name, or the broker refuses the credentials.
+        Raises ConfigurationError if there is no such queue or subscription, or the broker refuses the credentials.
         """
         trouble = Trouble(f"the consumer of {self.source}")
         while not self._stopping.is_set():
@@ -113,8 +115,7 @@ class PulledConsumer(Generic[D]):
     async def turn(self, *, batch: int = 10, wait_seconds: int = 10) -> int:
         """Receive once and handle the messages; returns their number.
 
-        Parameters: ``batch`` at most so many messages; ``wait_seconds`` for which the first one is waited for (at most
-        20).
+        Parameters: ``batch`` messages at most; ``wait_seconds`` to wait for the first one (at most 20).
 
         Raises PolicyError, ConfigurationError, and the client's own errors if the broker is unavailable.
         """
@@ -130,7 +131,7 @@ class PulledConsumer(Generic[D]):
 
         def receive() -> list[D]:
             found = self.fetch(batch, wait_seconds)
-            if found and abandoned.is_set():  # received for a caller who is gone
+            if found and abandoned.is_set():  # received for a cancelled caller
                 self.lend({self.handle_of(each): 0 for each in found})
             return found
 
@@ -141,11 +142,11 @@ class PulledConsumer(Generic[D]):
             raise
 
     def backoff(self, deliveries: int) -> int:
-        """The whole seconds before what failed at this delivery of it is delivered again."""
+        """Return the whole seconds before a message that failed in this delivery is redelivered."""
         return round(min(self._retry_seconds_max, self._retry_seconds * 2.0 ** min(deliveries - 1, 40)))
 
     async def take(self, delivery: D) -> bool | None:
-        """Handle one delivery; whether to acknowledge it. None: it was not handled when the consumer was stopped."""
+        """Handle one delivery; return whether to acknowledge it. None: the consumer was stopped first."""
         id, unnamed = find_id(self._id_of, delivery, self.broker_id_of)
         counted = self.deliveries_of(delivery)
         while True:
@@ -174,7 +175,7 @@ class _Batch(Generic[D]):
         finally:
             self._ended.set()
             await asyncio.wait({keeper})
-            await self._settle(0)  # messages that were not begun may be delivered again at once
+            await self._settle(0)  # messages that were not begun may be redelivered at once
 
     async def _take_all(self) -> None:
         consumer = self._consumer
@@ -206,7 +207,7 @@ class _Batch(Generic[D]):
         while not await rest(self._ended, self._consumer._lease / 3):
             try:
                 await self._settle(self._consumer._lease)
-            except Exception as error:  # noqa: BLE001 - the next one may fare better
+            except Exception as error:  # noqa: BLE001 - the next one may succeed
                 LOG.warning(
                     "%s: messages were not kept (%s); they may be delivered again", self._consumer.source, error
                 )
@@ -222,11 +223,11 @@ class _Batch(Generic[D]):
                 await asyncio.to_thread(self._consumer.acknowledge, handled)
             if self._ours:
                 for handle in await asyncio.to_thread(self._consumer.lend, dict.fromkeys(self._ours, seconds)):
-                    self._ours.pop(handle, None)  # its time is over: the broker delivers it again, here or elsewhere
+                    self._ours.pop(handle, None)  # its lease is over: the broker redelivers it, here or elsewhere
 
 
 async def rest(until: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, for so long; whether it came."""
+    """Wait for an event for this many seconds; return whether it came."""
     try:
         await asyncio.wait_for(until.wait(), seconds)
     except TimeoutError:
@@ -235,6 +236,6 @@ async def rest(until: asyncio.Event, seconds: float) -> bool:
 
 
 def check_whole(name: str, value: object, least: int, most: int) -> None:
-    """Raises PolicyError where it is not a whole number of the range."""
+    """Raise PolicyError unless a value is a whole number in a range."""
     if type(value) is not int or not least <= value <= most:
         raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")

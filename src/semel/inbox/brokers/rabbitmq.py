@@ -13,15 +13,15 @@ from semel.inbox.brokers.delivery import EVENT_ID, RetryingConsumer, find_id
 class RabbitConsumer(RetryingConsumer):
     """Handles each message of a queue once: ``await queue.consume(RabbitConsumer(inbox, handler))``.
 
-    Messages need an id: the ``message_id`` property, which relays of Semel's set. On quorum queues the broker counts
-    its deliveries, so that what ends its workers is parked, too. They also drop what was delivered too often (20 times
-    unless the queue says otherwise): keep ``tries_max`` well below that. A message that finds the store unreachable, or
-    another worker at it, is therefore not returned, but tried again here, ``retry_seconds`` later. Other parameters
-    as those of :class:`~semel.inbox.brokers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
+    Messages need an id: the ``message_id`` property, which Semel's relays set. Quorum queues count deliveries, so that
+    a message that kills its workers is parked, too. They also drop a message after too many deliveries (20 by default):
+    keep ``tries_max`` well below that. For the same reason, while the store is unreachable or another worker handles a
+    message, this consumer does not return it but retries it itself every ``retry_seconds``. Other parameters are those
+    of :class:`~semel.inbox.brokers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
     """
 
     def broker_id_of(self, delivery: Any) -> str:
-        """The id where no ``id_of`` is given."""
+        """Return a message's id if no ``id_of`` is given."""
         return message_id(delivery)
 
     async def __call__(self, delivery: Any) -> None:
@@ -38,7 +38,7 @@ class RabbitConsumer(RetryingConsumer):
 
 
 def message_id(delivery: Any) -> str:
-    """The name that its publisher gave it. Raises ConfigurationError where it has none."""
+    """Return the publisher's id. Raises ConfigurationError if there is none."""
     given = _given_id(delivery)
     if not given:
         raise ConfigurationError(
@@ -52,11 +52,11 @@ def _given_id(delivery: Any) -> object:
 
 
 def _name_of(delivery: Any) -> str:
-    """What a message that has no id is counted and parked under: a digest of it, for a queue gives it no place."""
+    """Return a digest to count and park a message without an id: a queue gives it no place."""
     given = _given_id(delivery)
     if given:
         return str(given)
-    # The broker's own headers begin so, and change with each delivery.
+    # The broker's own headers have this prefix, and change with each delivery.
     headers = sorted((name, str(value)) for name, value in (delivery.headers or {}).items() if name[:2] != "x-")
     described = repr((delivery.routing_key, headers)).encode()
     return f"sha256:{sha256(described + delivery.body).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Redis Streams (Redis or Valkey), through a client of redis-py's that is given."""
+"""Redis Streams (Redis or Valkey), through the application's redis-py client."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Entry = tuple[bytes, Mapping[bytes, bytes]]
 class RedisStreamConsumer:
     """Handles each entry of a stream once, as one member of a consumer group.
 
-    Parameters: ``client`` a ``redis.asyncio.Redis``; ``stream``, ``group`` (made by its operator) and ``name`` of this
-    member; ``idle_seconds`` after which what a member has not acknowledged is taken over, by others or by itself:
+    Parameters: ``client`` a ``redis.asyncio.Redis``; ``stream``, ``group`` (an operator creates it) and ``name`` of
+    this member; ``idle_seconds`` after which an unacknowledged entry is taken over, by another member or the same:
     longer than a handler takes. ``delivery`` is the pair of entry id and fields, as the client reads them.
     """
 
@@ -59,15 +59,15 @@ class RedisStreamConsumer:
     async def turn(self, *, batch: int = 10, wait_seconds: float = 5.0) -> int:
         """Handle abandoned entries, then new ones; returns their number.
 
-        Parameters: ``batch`` at most so many of each; ``wait_seconds`` for which the first new one is waited for, but
-        at most half of the time for which the client waits for an answer.
+        Parameters: ``batch`` at most this many of each; ``wait_seconds`` to wait for the first new one, but at most
+        half of the client's socket timeout.
 
         Raises the client's own errors.
         """
         _, claimed, *_ = await self._client.xautoclaim(
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
-        left = [entry for entry in claimed if entry[0] is not None]  # Redis 6.2 has nothing of a deleted one
+        left = [entry for entry in claimed if entry[0] is not None]  # Redis 6.2 returns no fields of a deleted entry
         for entry in left:
             await self._take(entry, await self._count_deliveries(entry[0]))
         wait_ms = 1 if left else max(1, round(min(wait_seconds, _wait_seconds_max(self._client)) * 1000))
@@ -80,7 +80,7 @@ class RedisStreamConsumer:
     async def serve(self) -> None:
         """Handle entries until cancelled. Waits for an unavailable server.
 
-        Raises ConfigurationError where there is no such group, or the server refuses the client.
+        Raises ConfigurationError if there is no such group, or the server refuses the client.
         """
         trouble = Trouble(f"the consumer of the stream {self._stream}")
         while True:
@@ -95,7 +95,7 @@ class RedisStreamConsumer:
                 await asyncio.sleep(trouble.note_error(error, log=False))
 
     def _find_wrong(self, error: RedisError) -> str | None:
-        """The problem that a person must fix; None if waiting may help."""
+        """Return the problem that a person must fix; None if waiting may help."""
         if str(error).startswith(_NO_GROUP):
             return (
                 f"the stream {self._stream!r} has no group {self._group!r}; create it: "
@@ -125,14 +125,14 @@ def _text(said: bytes | str) -> str:
 
 
 def _wait_seconds_max(client: Any) -> float:
-    """How long a read may wait for an entry, so that the client does not take an idle stream for a silent server."""
+    """Return how long a read may wait for an entry without a client timeout: an idle stream is not a dead server."""
     settings = getattr(getattr(client, "connection_pool", client), "connection_kwargs", {})
     limit = settings.get("socket_timeout", SOCKET_SECONDS)
     return float("inf") if limit is None else limit / 2
 
 
 def _pairs(said: Any) -> list[tuple[Any, list[Entry]]]:
-    """The reply to XREADGROUP: a list of pairs, or a mapping of lists in the newer protocol."""
+    """Parse the reply to XREADGROUP: a list of pairs, or a mapping of lists in the newer protocol."""
     if isinstance(said, dict):
         return [(name, [entry for part in parts for entry in part]) for name, parts in said.items()]
     return list(said or ())

@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ConfigurationError(f"an inbox on SQS needs boto3; install it: {install_command('sqs')}") from missing
 
-ENCODING: Final = "semel-encoding"  # the attribute of a body that was no text
+ENCODING: Final = "semel-encoding"  # the attribute that marks a body that was no text
 _MISSING: Final = frozenset(
     ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "InvalidAddress", "AWS.SimpleQueueService.404")
 )
@@ -43,20 +43,20 @@ class SqsConsumer(PulledConsumer[Delivery]):
     """Handles each message of a queue once, standard or FIFO, and deletes it after its commit.
 
     Parameters: ``client`` boto3's ``client("sqs")``; ``queue`` the queue's URL; ``visibility_seconds`` (whole, up to
-    43,200) for which SQS keeps a message from others: extended for as long as its handler runs, so it says how soon a
-    dead worker's messages come again; ``retry_seconds`` before what failed is delivered again, doubled with each
-    delivery up to ``retry_seconds_max``; ``id_of`` finds a message's id, otherwise the attribute ``semel-id``, else
+    43,200) for which SQS hides a message from others: extended while its handler runs, so it determines how soon a dead
+    worker's messages are redelivered; ``retry_seconds`` before a failed message is redelivered, doubled with each
+    delivery up to ``retry_seconds_max``; ``id_of`` finds a message's id, by default the attribute ``semel-id``, else
     SQS's own ``MessageId`` (:func:`deduplication_id`, :func:`attribute` and :func:`body_member` find others);
     ``handler(message, delivery)`` gets the message as boto3 has it.
 
     During a store outage, or while another worker handles a message, the message is kept and retried here: its receive
-    count does not grow towards the queue's ``maxReceiveCount``. On a FIFO queue the later messages of a failed one's
-    group are returned.
+    count does not grow towards the queue's ``maxReceiveCount``. On a FIFO queue the messages after a failed one of the
+    same group are returned.
 
         consumer = SqsConsumer(inbox, handler, boto3.client("sqs"), queue=url)
         await consumer.serve()
 
-    Raises PolicyError for an option that cannot be.
+    Raises PolicyError for an invalid option.
     """
 
     BATCH_MAX = 10
@@ -141,31 +141,31 @@ class SqsConsumer(PulledConsumer[Delivery]):
         return [str(entries[int(each["Id"])]["ReceiptHandle"]) for each in refused]
 
     def handle_of(self, delivery: Delivery) -> str:
-        """Its ReceiptHandle."""
+        """Return its ReceiptHandle."""
         return str(delivery["ReceiptHandle"])
 
     def broker_id_of(self, delivery: Delivery) -> str:
-        """Its MessageId."""
+        """Return its MessageId."""
         return str(delivery["MessageId"])
 
     def deliveries_of(self, delivery: Delivery) -> int:
-        """The approximate number of SQS deliveries."""
+        """Return the approximate number of SQS deliveries."""
         return int(delivery.get("Attributes", {}).get("ApproximateReceiveCount", 1))
 
     def group_of(self, delivery: Delivery) -> str | None:
-        """The group whose order a FIFO queue keeps; None on a standard queue, where groups are about fairness."""
+        """Return the ordered group on a FIFO queue; None on a standard queue, where groups only serve fairness."""
         attributes = delivery.get("Attributes", {})
         return attributes.get("MessageGroupId") if "SequenceNumber" in attributes else None
 
 
 def message_id(delivery: Delivery) -> str:
-    """The attribute ``semel-id``, which relays of Semel's set, else SQS's own id, which is new in each send."""
+    """Return the attribute ``semel-id``, which Semel's relays set, else SQS's own id, which is new in each send."""
     given = (delivery.get("MessageAttributes") or {}).get(EVENT_ID, {}).get("StringValue")
     return str(given or delivery["MessageId"])
 
 
 def deduplication_id(delivery: Delivery) -> str:
-    """For ``id_of=``: the ``MessageDeduplicationId`` that a FIFO queue's publisher gave, or its body's digest.
+    """Return, as ``id_of=``, the ``MessageDeduplicationId`` of a FIFO queue: the publisher's, or the body's digest.
 
     Raises KeyError on a standard queue.
 
@@ -176,7 +176,7 @@ def deduplication_id(delivery: Delivery) -> str:
 
 
 def attribute(name: str) -> Callable[[Delivery], str]:
-    """For ``id_of=``: the text of a message attribute. A message without it fails, and is parked in the end.
+    """Make an ``id_of=`` that reads a message attribute. A message without it fails, and is parked in the end.
 
     >>> attribute("order-id")({"MessageAttributes": {"order-id": {"DataType": "String", "StringValue": "7"}}})
     '7'
@@ -185,7 +185,7 @@ def attribute(name: str) -> Callable[[Delivery], str]:
 
 
 def body_member(name: str) -> Callable[[Delivery], str]:
-    """For ``id_of=``: a member of the body, which is a JSON object. A message without it fails, and is parked.
+    """Make an ``id_of=`` that reads a member of a JSON body. A message without it fails, and is parked in the end.
 
     >>> body_member("id")({"Body": '{"id": 7}'})
     '7'
@@ -202,7 +202,7 @@ def body_member(name: str) -> Callable[[Delivery], str]:
 
 
 def payload_of(delivery: Delivery) -> bytes:
-    """The payload of an event that a relay of Semel's sent, also where it was no text.
+    """Return the payload of an event from Semel's relay, even if it was no text.
 
     >>> payload_of({"Body": '{"total":10}'})
     b'{"total":10}'
@@ -215,7 +215,7 @@ def payload_of(delivery: Delivery) -> bytes:
 
 
 def what_is_wrong(error: BotoCoreError | ClientError, queue: str) -> str | None:
-    """The problem that a person must fix at AWS; None if waiting may help."""
+    """Return the problem that a person must fix at AWS; None if waiting may help."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return (
             "boto3 found no complete credentials: give the process a role, or set AWS_ACCESS_KEY_ID and "

@@ -51,16 +51,16 @@ def inbox_task(
 ]:
     """Declare a task that is handled once: it gets the inbox's Message before its own arguments.
 
-    The task's id is the message's: Taskiq keeps it when a message is redelivered. What fails is tried again here,
-    ``retry_seconds`` later, until the inbox parks it, and then has failed for Taskiq, too; during a store outage, or
-    another worker is at the message, it waits here. The message is acknowledged after its commit; one whose worker ends
-    or is cancelled is not, and is redelivered where the broker acknowledges at all. A repetition stores no result.
+    The task's id is the message's: Taskiq keeps it when a message is redelivered. A failed task is retried here,
+    ``retry_seconds`` later, until the inbox parks it; then it fails for Taskiq, too. It also waits here during a store
+    outage, or while another worker handles the message. The message is acknowledged after its commit; if its worker
+    ends or is cancelled, the broker redelivers it, if it has acknowledgements at all. A duplicate stores no result.
 
     Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's; ``task_name``
     and ``labels`` are Taskiq's own.
 
-    Raises ConfigurationError, where the task is declared, for a label that would acknowledge or retry it otherwise, and
-    for a plain function.
+    Raises ConfigurationError, when the task is declared, for a label that would acknowledge or retry it differently,
+    and for a plain function.
 
         @inbox_task(broker, inbox)
         async def bill(message: Message, order: int) -> None:
@@ -133,7 +133,7 @@ def _once(
         if receipt is Receipt.PARKED and failures:
             raise failures[0]
         if context is None:
-            return None  # the caller has more to do, and is no repetition
+            return None  # called directly: the caller has more to do, and is no duplicate
         raise NoResultError  # the result of the first delivery stays
 
     signature = inspect.signature(function)

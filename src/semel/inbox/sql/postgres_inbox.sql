@@ -1,17 +1,17 @@
 -- Every statement of the inbox on PostgreSQL, by name.
 
 -- name: look
--- What is known of a message.
+-- The recorded state of a message.
 SELECT handled_at, tries, parked_at, reason FROM semel_inbox
 WHERE consumer = :consumer::text AND message_id = :message_id::text;
 
 -- name: lock
--- Before a message's transaction writes: tried, never waited for, and held to its end. No redelivery waits here for the
--- worker that is at it still.
+-- Try to lock the message before its transaction writes, without waiting, and hold the lock to the end: a redelivery
+-- does not wait for a worker that still handles it.
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_inbox'::regclass::oid::bigint << 32))::integer;
 
 -- name: enter
--- The first write of a message's transaction: who commits it early has it handled, and it is never handled again.
+-- The first write of a message's transaction: a handler that commits early marks the message as handled, for ever.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -21,7 +21,7 @@ ON CONFLICT DO NOTHING
 RETURNING 1;
 
 -- name: take
--- The same of a message that was tried before, and neither handled nor parked.
+-- The same for a message that was tried before, and neither handled nor parked.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -30,13 +30,13 @@ WHERE consumer = :consumer::text AND message_id = :message_id::text AND handled_
 RETURNING 1;
 
 -- name: prove
--- The last: where the row is not this transaction's own it divides by zero, so that the server lets nobody commit.
+-- The last statement: unless the row is this transaction's own it divides by zero, so that no commit is possible.
 SELECT 1 / count(*) FROM semel_inbox
 WHERE consumer = :consumer::text AND message_id = :message_id::text AND handled_at IS NOT NULL
     AND xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text;
 
 -- name: failed
--- One more try that came to nothing; the last one parks the message.
+-- Count a failed try; the last one parks the message.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -57,13 +57,13 @@ WHERE semel_inbox.handled_at IS NULL AND semel_inbox.parked_at IS NULL
 RETURNING 1;
 
 -- name: parked
--- What waits for an operator, by name.
+-- Messages that wait for an operator, by name.
 SELECT message_id, tries, parked_at, reason FROM semel_inbox
 WHERE consumer = :consumer::text AND parked_at IS NOT NULL AND message_id > :after::text
 ORDER BY message_id LIMIT :limit::bigint;
 
 -- name: open
--- A page of what was tried and not handled, of every consumer or of one: the parked ones, or all.
+-- A page of messages that were tried and not handled, of all consumers or one: all, or only parked ones.
 SELECT consumer, message_id, tries, parked_at, reason FROM semel_inbox
 WHERE handled_at IS NULL AND (:parked::integer = 0 OR parked_at IS NOT NULL)
     AND (:consumer::text = '' OR consumer = :consumer::text)
@@ -71,7 +71,7 @@ WHERE handled_at IS NULL AND (:parked::integer = 0 OR parked_at IS NOT NULL)
 ORDER BY consumer, message_id LIMIT :limit::bigint;
 
 -- name: standing
--- How many were tried and not handled, how many of them are parked, and since when the first. Looks at those alone, by their index.
+-- Count tried, unhandled messages and the parked ones, with the first parking. Reads only those, by their index.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -84,7 +84,7 @@ DELETE FROM semel_inbox WHERE consumer = :consumer::text AND message_id = :messa
 RETURNING 1;
 
 -- name: purge
--- A chunk of what no broker will deliver again.
+-- Delete a chunk of messages that no broker will deliver again.
 DELETE FROM semel_inbox WHERE (consumer, message_id) IN (
     SELECT i.consumer, i.message_id FROM semel_inbox AS i
     WHERE i.forget_after <= coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)

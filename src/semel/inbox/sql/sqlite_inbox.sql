@@ -2,18 +2,18 @@
 -- What SQLite and MariaDB share is in inbox.sql.
 
 -- name: enter
--- The first write of a message's transaction: who commits it early has it handled, and it is never handled again.
+-- The first write of a message's transaction: a handler that commits early marks the message as handled, for ever.
 INSERT INTO semel_inbox (consumer, message_id, handled_at, tries, forget_after)
 VALUES (:consumer, :message_id, :now, 0, :now + :keep_us)
 ON CONFLICT DO NOTHING;
 
 -- name: take
--- The same of a message that was tried before, and neither handled nor parked.
+-- The same for a message that was tried before, and neither handled nor parked.
 UPDATE semel_inbox SET handled_at = :now, forget_after = :now + :keep_us
 WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL AND parked_at IS NULL;
 
 -- name: failed
--- One more try that came to nothing; the last one parks the message.
+-- Count a failed try; the last one parks the message.
 INSERT INTO semel_inbox (consumer, message_id, tries, parked_at, reason, forget_after)
 VALUES (
     :consumer, :message_id, :tries, CASE WHEN :tries >= :tries_max THEN :now END, :reason, :now + :keep_us
@@ -26,12 +26,12 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
 WHERE semel_inbox.handled_at IS NULL AND semel_inbox.parked_at IS NULL;
 
 -- name: standing
--- How many were tried and not handled, how many of them are parked, and since when the first. Looks at those alone, by their index.
+-- Count tried, unhandled messages and the parked ones, with the first parking. Reads only those, by their index.
 SELECT :now, count(*) - count(parked_at), count(parked_at), min(parked_at)
 FROM semel_inbox WHERE handled_at IS NULL;
 
 -- name: purge
--- A chunk of what no broker will deliver again.
+-- Delete a chunk of messages that no broker will deliver again.
 DELETE FROM semel_inbox WHERE (consumer, message_id) IN (
     SELECT i.consumer, i.message_id FROM semel_inbox AS i
     WHERE i.forget_after <= :now AND i.parked_at IS NULL

@@ -1,7 +1,7 @@
 """Django: ``INSTALLED_APPS = ["semel.integrations.django"]``, a middleware, and ``@semel.command`` on views.
 
-The view claims when authentication, permissions and CSRF have let it be called; the answer is captured by the
-middleware. With ``effects="atomic"`` the record is written in Django's own transaction.
+The view claims after authentication, permissions and CSRF; the middleware captures the answer. With
+``effects="atomic"`` Django's own transaction also writes the record.
 """
 
 from __future__ import annotations

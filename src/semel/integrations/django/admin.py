@@ -1,6 +1,6 @@
-"""Records in Django's admin: a list, one record, and settling by hand. Never a key, a request or an answer.
+"""Records in Django's admin: a list, one record, and settling by hand. No page shows a key, a request or an answer.
 
-To see them takes the permission ``semel.view_record``; to settle them ``semel.settle_record`` as well.
+Viewing requires the permission ``semel.view_record``; settling also ``semel.settle_record``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SettleForm(forms.Form):  # type: ignore[misc]
     )
 
     def clean(self) -> Any:
-        """Refuse an answer without a success, and a success that does not say which answer it has."""
+        """Refuse an answer without a success, and a success without a choice of answer."""
         given = super().clean()
         if given.get("finding") == "did-not-happen":
             for name in ("status", "no_answer"):
@@ -143,7 +143,7 @@ class Named(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As pages name it to each other."""
+        """The record's name in the pages' forms."""
         return f"{self.database}:{uuid_text(self.record.operation_id)}"
 
     @property
@@ -169,7 +169,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return False
 
     def has_settle_permission(self, request: Any) -> bool:
-        """Whether this user may settle records that it may see."""
+        """Return whether this user may settle the records that it may see."""
         return bool(self.has_view_permission(request) and request.user.has_perm("semel.settle_record"))
 
     def get_urls(self) -> list[Any]:
@@ -224,7 +224,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return self._page(request, "list", context)
 
     def record_view(self, request: Any, database: str, operation_id: Any) -> Any:
-        """Everything that an operator may see of one record, and what becomes of a retry."""
+        """Show everything that an operator may see of one record, and the outcome of a retry."""
         self._check_may_see(request)
         context: dict[str, Any] = {"title": "Record"}
         try:
@@ -263,7 +263,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         try:
             found = [_find(name) for name in names]
             form = SettleForm(request.POST if request.method == "POST" else None)
-            # What comes back from a page stays what was seen there, so that a stale page never becomes fresh.
+            # Keep the versions that the page was made with, so that a stale page never becomes fresh.
             seen = request.POST.getlist("seen") if request.method == "POST" else [each.seen for each in found]
             records = [self._record_fields(each, before) for each, before in zip(found, seen, strict=True)]
             context |= {"form": form, "records": records}

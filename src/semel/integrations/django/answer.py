@@ -1,4 +1,4 @@
-"""Semel's answers as Django's responses, and the other way round."""
+"""Conversions between Semel's answers and Django's responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def response_of(answer: Answer) -> Any:
 
 
 def stream_of(told: Told, request: Any) -> Any:
-    """Make a bulk's answer into a response, whose items are read while it is sent; over ASGI before."""
+    """Make a bulk's answer into a response. Its items are read while it is sent; over ASGI before that."""
     is_async = getattr(request, "scope", None) is not None
     response = HttpResponse(b"".join(told.pieces)) if is_async else StreamingHttpResponse(told.pieces)
     response.status_code = told.status
@@ -33,7 +33,7 @@ def stream_of(told: Told, request: Any) -> Any:
 
 
 def add_header(response: Any, name: bytes, value: bytes) -> None:
-    """Add one line to a response; several of one name are joined, as HTTP has it."""
+    """Add one header line to a response; join several of one name, as HTTP allows."""
     text, line = name.decode("latin-1"), value.decode("latin-1")
     if response.has_header(text):
         response.headers[text] = f"{response.headers[text]}, {line}"
@@ -42,7 +42,7 @@ def add_header(response: Any, name: bytes, value: bytes) -> None:
 
 
 def with_lines(response: Any, lines: Iterable[tuple[bytes, bytes]]) -> Any:
-    """Add lines to the head of a response: of a copy, since an application may answer many requests with one."""
+    """Add header lines to a copy of a response: an application may answer many requests with the same object."""
     more = tuple(lines)
     if not more:
         return response
@@ -62,7 +62,7 @@ def lines_of(response: Any) -> Iterable[tuple[bytes, bytes]]:
 
 
 def in_place_of(response: Any, answer: Answer) -> Any:
-    """Semel's own answer in place of a response, with its cookies, which belong to this request."""
+    """Return Semel's own answer in place of a response, but keep its cookies, which belong to this request."""
     other = response_of(answer)
     other.cookies = response.cookies
     other._resource_closers.extend(response._resource_closers)

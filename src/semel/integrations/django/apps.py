@@ -20,7 +20,7 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
     verbose_name = "Semel"
 
     def ready(self) -> None:
-        """As Django has it."""
+        """Register the checks and the migration (Django's hook)."""
         from semel.integrations.django.checks import check_installation
 
         checks.register(check_installation)

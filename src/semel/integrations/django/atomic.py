@@ -1,4 +1,4 @@
-"""An ATOMIC view: the record is written in Django's own transaction, and Django's commit makes both final."""
+"""ATOMIC views: Django's own transaction also writes the record, and its commit makes both final."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from semel.stores.sql import django as databases
 
 
 class _RolledBack(Exception):
-    """Leaves the block of an answer whose writes are undone."""
+    """Leaves the atomic block of an answer, to roll back its writes."""
 
 
 class AtomicRun:
     """The rest of an ATOMIC view's work, after Django's transaction has ended.
 
-    A definite refusal is stored; and an answer that the store knows says so.
+    It stores a definite refusal, and adds the key's headers to an answer that the store knows.
     """
 
     def __init__(self, exchange: Exchange, place: ProjectStore) -> None:
@@ -41,11 +41,11 @@ class AtomicRun:
         self._is_committed = False
 
     def note_commit(self) -> None:
-        """Django's transaction is committed, and the record with it."""
+        """Note that Django's transaction is committed, and the record with it."""
         self._is_committed = True
 
     def note_error(self, error: BaseException) -> None:
-        """Django has met this, in the view or behind it."""
+        """Note an exception that Django met, in the view or after it."""
         if self.is_settled and self.error is None:
             self._uncommitted = error
 
@@ -57,7 +57,7 @@ class AtomicRun:
             try:
                 verdict = self.block.refuse(self.refusal)
             except StoreError:
-                return response  # nothing is done: a retry asks the view again
+                return response  # nothing is done: a retry runs the view again
             if verdict is not None:
                 return in_place_of(response, self._exchange.present(verdict))
         elif not self._is_committed:
@@ -67,17 +67,17 @@ class AtomicRun:
         return with_lines(response, self._exchange.honours(self.block.permit))
 
     def _answer_failed(self, status: int) -> Answer | None:
-        """The answer in place of an error page, where the view, or the commit behind it, failed for now."""
+        """Answer in place of an error page if the view, or the commit after it, failed temporarily."""
         if self.error is not None:
             return self._answer_stopped(status, self.error)
-        error, self._uncommitted = self._uncommitted, None  # it holds frames that hold this
+        error, self._uncommitted = self._uncommitted, None  # its frames refer back to this object
         if error is None or not self._exchange.is_stopped(status, error):
             return None
         return self._place.surface.problems.of_error(StoreTimeout(str(error)), maybe_done=True)
 
     def _answer_stopped(self, status: int, error: BaseException) -> Answer | None:
-        """Answer in place of an error page, where the view was stopped for a reason that passes."""
-        self.error = None  # it holds frames that hold this
+        """Answer in place of an error page if the view was stopped for a temporary reason."""
+        self.error = None  # its frames refer back to this object
         if 400 <= status < 500 or not self._exchange.is_stopped(status, error):
             return None
         assert self.block is not None
@@ -87,7 +87,7 @@ class AtomicRun:
             [row] = engine.perform("read", lambda: engine.store.read((grant.id,)))
         except NO_STORE as unread:
             return problems.of_error(unread, maybe_done=True)
-        # What the view has committed by itself was not rolled back.
+        # The view's own commits were not rolled back.
         return None if row is not None and row.nonce == grant.nonce else problems.rolled_back()
 
 
@@ -96,7 +96,7 @@ def run_atomic(
 ) -> Any:
     """Call the view in the outermost block of its database, with the command's record in it.
 
-    A definite refusal (4xx), and everything that rolls the block back, undoes the view's writes.
+    A definite refusal (4xx), like anything else that rolls the block back, undoes the view's writes.
     """
     exchange = call.exchange
     assert exchange is not None
@@ -149,7 +149,7 @@ def run_atomic(
         except NO_STORE as error:  # the record could not be settled
             databases.roll_back(alias)
             if isinstance(error, HandlerRefused):
-                raise  # for what the view wrote: as if it had raised that
+                raise  # caused by the view's writes: treat it as the view's exception
             response = response_of(place.surface.problems.of_error(error))
         except BaseException as error:  # even if an outer layer answers: that layer may commit its block
             run.error = error
@@ -159,7 +159,7 @@ def run_atomic(
 
 
 def _check_success(response: Any, failure: BaseException | None) -> None:
-    """Refuse a success of which nothing will be committed. Raises HandlerRefused."""
+    """Refuse a success whose writes will not be committed. Raises HandlerRefused."""
     if failure is not None and response.status_code < 400:
         raise HandlerRefused(
             f"the view answered {response.status_code} after {type(failure).__name__}, for which Django rolls its "
@@ -181,7 +181,7 @@ class _Entered:
 
 
 def _capture_answer(exchange: Exchange, response: Any) -> Answer | None:
-    """Capture the answer as it is stored; None where it is longer than may be kept."""
+    """Capture the answer for storage; None if it is too long."""
     capture = Capture(exchange.route.keeping)
     fits = capture.start(response.status_code, lines_of(response))
     fits = capture.add(response.content) and fits

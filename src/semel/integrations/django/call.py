@@ -1,4 +1,4 @@
-"""One request of Django's: its body kept for the claim, its answer captured when Django has committed."""
+"""The capture of one Django request: keeps its body for the claim, and takes its answer after Django's commit."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class DjangoCall(InsideCall):
         if not hasattr(request, "_body") and not request._read_started and _may_claim(request):
             self._body = request._stream = KeptBody(
                 _source_of(request), _length_of(request), site().body_bytes_max
-            )  # what reads the form, as the CSRF check does, leaves the bytes for the claim
+            )  # readers of the form, such as the CSRF check, leave the bytes for the claim
 
     def announce_length(self) -> Answer | None:
-        """Let Django read a body that came in chunks, of which it would read nothing; or the answer that refuses it.
+        """Let Django read a chunked body, which it would take for empty; or return the answer that refuses it.
 
         Raises UnreadablePostError: the client has gone.
         """
@@ -72,7 +72,7 @@ class DjangoCall(InsideCall):
         return None
 
     def command_of(self, place: ProjectStore, route: Route, params: Params, request: Any) -> Command | Answer | None:
-        """Make the view's command; or the answer that leaves instead, or None to run unprotected.
+        """Make the view's command; or the answer to send instead, or None to run unprotected.
 
         Parameters: ``request`` that the caller function reads: Django's, or REST framework's.
         """
@@ -95,8 +95,8 @@ class DjangoCall(InsideCall):
         return self._body
 
     def accept(self) -> Answer | None:
-        """Run the granted request again behind the other middlewares, in its own thread; 202 for its
-        client. None where there is no place: then the client waits.
+        """Run the granted request again behind the other middlewares, in its own thread; return 202 for its client.
+        None if no thread is free: then the client waits.
         """
         request = again(self._request, b"".join(self._keep_body().spool.chunks()))
         further = DjangoCall(request, self._middleware)
@@ -107,7 +107,7 @@ class DjangoCall(InsideCall):
         return self.hand_over()
 
     def run_unheard(self, request: Any) -> None:
-        """Run the request where its client has its 202: the answer is for those who ask later."""
+        """Run the request after its client got 202: the answer is for later requests."""
         setattr(request, CALL, self)
         try:
             response = self.conclude(self._middleware.respond(request))
@@ -126,7 +126,7 @@ class DjangoCall(InsideCall):
     # --- the answer -------------------------------------------------------------------------------
 
     def conclude(self, response: Any) -> Any:
-        """Settle what Django's response means; the response that may leave."""
+        """Settle by the meaning of Django's response; return the response to send."""
         if self.atomic is not None:
             return self.atomic.conclude(response)
         if self.permit is None:
@@ -136,7 +136,7 @@ class DjangoCall(InsideCall):
         if not response.streaming:
             if self.capture.add(response.content) and fits:
                 return self._settle(response)
-            is_noted = self.mark_not_kept()  # too long to be kept: noted before its first byte leaves
+            is_noted = self.mark_not_kept()  # too long to store: note that before its first byte leaves
             settled = self._settle(response)
             return self._add_honoured(response) if is_noted else settled
         pieces = iter(response)
@@ -235,7 +235,7 @@ class DjangoCall(InsideCall):
 
     @property
     def may_drain(self) -> bool:
-        """Whether a view whose client has gone is still run to its end."""
+        """Whether a view is still run to its end after its client disconnected."""
         assert self.capture is not None
         assert self.permit is not None
         return not self.capture.endless and time.monotonic() < self.permit.deadline_monotonic
@@ -253,11 +253,11 @@ class DjangoCall(InsideCall):
             error = raised
             raise
         finally:
-            # Also where the client has gone, and nothing can be awaited: this thread waits for the store then.
+            # Also if the client has gone, when nothing can be awaited: then this thread waits for the store.
             self.end_of_stream(error)
 
     def finish(self, response: Any | None = None) -> None:
-        """Give back what the body took: now that the request is answered, or when the stream of its answer ends."""
+        """Release the body's memory: after the answer, or when the answer's stream ends."""
         self.end()
         vars(self._request).pop(CALL, None)
         if self._body is None:
@@ -269,7 +269,7 @@ class DjangoCall(InsideCall):
 
 
 class _Through:
-    """The pieces of a response that flows through. Its end, or its close, settles the command."""
+    """The pieces of a streamed response. Its end, or its close, settles the command."""
 
     def __init__(self, call: DjangoCall, held: list[bytes], pieces: Iterator[bytes]) -> None:
         self._call = call
@@ -320,7 +320,7 @@ class _Through:
 
 
 def again(request: Any, body: bytes) -> Any:
-    """Make the same request again, unread, with the attributes that middlewares have set."""
+    """Make an unread copy of the request, with the attributes that middlewares have set."""
     environ = getattr(request, "environ", None)
     if environ is not None:
         length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -340,12 +340,12 @@ def environ_of(request: Any) -> dict[str, Any]:
         return {**request.META, "wsgi.input": request, "wsgi.input_terminated": True}  # Django has the whole body
     source = request
     if request.META.get("wsgi.input_terminated") and not request.META.get("CONTENT_LENGTH"):
-        source = request.META["wsgi.input"]  # in pieces of no announced length, which Django takes for nothing
+        source = request.META["wsgi.input"]  # chunked, without a length: Django would take it for empty
     return {**request.META, "wsgi.input": source}
 
 
 def _may_claim(request: Any) -> bool:
-    """Whether the view that a request leads to is, or may be, a declared one."""
+    """Return whether the view of a request is, or may be, a declared one."""
     try:
         view = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
@@ -363,7 +363,7 @@ def _length_of(request: Any) -> int | None:
 
 
 def _source_of(request: Any) -> Any:
-    """Return the body's stream, to its end: Django cuts it off at the announced length, else at 0."""
+    """Return the body's whole stream: Django cuts it off at the announced length, or at 0 without one."""
     environ, source = request.META, request._stream
     if environ.get("CONTENT_LENGTH"):
         return source

@@ -1,4 +1,4 @@
-"""``manage.py check``: how Semel is installed, and the shipping questions of ``semel check``."""
+"""The checks of ``manage.py check``: Semel's installation, and the shipping questions of ``semel check``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semel.integrations.django.discovery import authenticated_by_default, declar
 from semel.integrations.django.site import Site, site
 
 MIDDLEWARE: Final = "semel.integrations.django.middleware.SemelMiddleware"
-_AFTER: Final = (  # what changes answers: inside of the capture, a first answer would be changed and stored
+_AFTER: Final = (  # these change answers: inside of the capture they would change the stored first answer
     "django.middleware.gzip.GZipMiddleware",
     "django.middleware.cache.UpdateCacheMiddleware",
     "django.middleware.http.ConditionalGetMiddleware",
@@ -40,7 +40,7 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
 
 
 def project_mistakes() -> list[tuple[str, str]]:
-    """Find what ``manage.py check`` calls an error of Semel's, each with its remedy."""
+    """Find Semel's errors for ``manage.py check``, each with its remedy."""
     found = check_installation()
     return [(str(each.msg), str(each.hint or "see: manage.py check")) for each in found if each.level >= ERROR]
 
@@ -78,7 +78,7 @@ def _status(here: Site) -> Iterator[CheckMessage]:
     path = here.place(here.database).surface.problems.operations_path
     if not here.declared or path is None or not path.startswith("/"):
         return
-    # The project may be mounted: then the link has a path in front that no view sees.
+    # The project may be mounted: then links have a prefix that no view sees.
     within = [path[at:] for at, letter in enumerate(path) if letter == "/"][:-1] or [path]
     if not any(map(_leads_to_a_view, within)):
         yield Warning(
@@ -97,7 +97,7 @@ def _leads_to_a_view(path: str) -> bool:
 
 
 def _authentication(here: Site) -> Iterator[CheckMessage]:
-    """Views of REST framework whose clients cannot read the status that their answers link to."""
+    """Find REST framework views whose clients cannot read the status that their answers link to."""
     if not here.asks_for_user:
         return
     told: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a project has declared, for ``semel check``, ``config`` and ``openapi``, and for ``manage.py check``."""
+"""The declarations of a project, for ``semel check``, ``config`` and ``openapi``, and for ``manage.py check``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from semel.http.routing import UNSAFE_METHODS
 from semel.integrations.django.site import Declared, Site, callbacks, find_declared_in, site
 from semel.integrations.endpoint import DECLARED
 
-_FORMAT: Final = ".<format>"  # the second path that a router of REST framework makes of each
+_FORMAT: Final = ".<format>"  # the second path that a REST framework router makes for each view
 
 
 class View(NamedTuple):
-    """A function, or a method of a class of views, with its path and the methods of HTTP that lead to it."""
+    """A function, or a method of a view class, with its path and its HTTP methods."""
 
     path: str
     methods: tuple[str, ...]
@@ -30,12 +30,12 @@ class View(NamedTuple):
 
     @property
     def is_repeated(self) -> bool:
-        """Whether its path is that of another one, with the format of the answer behind it."""
+        """Whether its path is another view's path plus the format of the answer."""
         return self.path.rstrip("/").endswith(_FORMAT)
 
 
 def declared_operations(here: Site) -> Iterator[CheckedOperation]:
-    """Every declared operation with each of its paths, or with none where none leads to it."""
+    """Find every declared operation with each of its paths; without a path if none leads to it."""
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for view in views():
         if view.declared is not None and not view.is_repeated:
@@ -70,13 +70,13 @@ def views() -> Iterator[View]:
         for method, name in named.items():
             function = getattr(kind, name, None)
             if function is not None and method.upper() in UNSAFE_METHODS:
-                is_own = not kind.__module__.startswith("django.")  # Django's views are not the project's to declare
+                is_own = not kind.__module__.startswith("django.")  # a project cannot declare these
                 classes = tuple(getattr(kind, "authentication_classes", ()))
                 yield View(path, (method.upper(),), _behind(function), find_declared_in(kind, name), is_own, classes)
 
 
 def authenticated_by_default() -> list[type]:
-    """REST_FRAMEWORK['DEFAULT_AUTHENTICATION_CLASSES']; none in a project without REST framework."""
+    """Return REST_FRAMEWORK['DEFAULT_AUTHENTICATION_CLASSES']; none in a project without REST framework."""
     if not (apps.is_installed("rest_framework") or hasattr(settings, "REST_FRAMEWORK")):
         return []
     from rest_framework.settings import api_settings

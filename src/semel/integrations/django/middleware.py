@@ -21,8 +21,8 @@ INSTALLED: Final[list[SemelMiddleware]] = []  # the last one that Django has mad
 class SemelMiddleware:
     """Captures the answers of the views that are declared with ``@semel.command``; nothing else is touched.
 
-    At the end of ``MIDDLEWARE`` it sees what the view answered, after Django's commit, and what the other middlewares
-    do to an answer they do to each replay as well, once. Works over WSGI and over ASGI.
+    At the end of ``MIDDLEWARE`` it sees the view's answer after Django's commit, and the other middlewares process each
+    replay once, as they do a first answer. Works over WSGI and over ASGI.
     """
 
     sync_capable = True
@@ -40,7 +40,7 @@ class SemelMiddleware:
             markcoroutinefunction(self)
 
     def respond(self, request: Any) -> Any:
-        """Django's answer from the layers behind this middleware, in the calling thread."""
+        """Return Django's answer from the layers behind this middleware, in the calling thread."""
         return async_to_sync(self.get_response)(request) if self._is_async else self.get_response(request)
 
     def __call__(self, request: Any) -> Any:
@@ -54,13 +54,13 @@ class SemelMiddleware:
             return self._serve(request)
 
     def process_exception(self, request: Any, error: Exception) -> None:
-        """What Django's commit has raised, for which Django answers 500; it calls this for each exception of a view."""
+        """Note what a view or Django's commit has raised, and Django would answer with 500 (Django's hook)."""
         call = getattr(request, CALL, None)
         if call is not None and call.atomic is not None:
             call.atomic.note_error(error)
 
     def limit_waiters(self, engine: Engine) -> None:
-        """Let no more threads of a WSGI server wait for running duplicates than leave others free."""
+        """Limit the threads of a WSGI server that wait for running duplicates, so that others stay free."""
         if not self._is_async:  # where each request has its own thread
             engine.core.waiters_limit = site().threads.waiters
 
@@ -72,13 +72,13 @@ class SemelMiddleware:
             response = response_of(refused) if refused is not None else call.conclude(self.get_response(request))
             call.finish(response)
         except BaseException as error:
-            call.let_go(error)  # settles what was granted as what this exception means
+            call.let_go(error)  # settles the grant by the meaning of this exception
             call.finish()
             raise
         return response
 
     def _look(self) -> None:
-        """Refuse, from its first request on, a project that would not be protected as it is declared."""
+        """Refuse every request of a project that would not be protected as declared."""
         if not self._has_looked:
             site().look_at_routes()
             self._has_looked = True
@@ -87,7 +87,7 @@ class SemelMiddleware:
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
             return await self.get_response(request)
         self._look()
-        # Django cancels a request whose client has gone: a view that has claimed runs to its end all the same.
+        # Django cancels a request when its client disconnects, but a view that has claimed runs to its end.
         task = asyncio.create_task(self._capture(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,6 +1,6 @@
 """Semel for Django's permissions and admin. The store's own migrations create the tables.
 
-Django tells only applications with this module that it has migrated.
+Django sends its migration signal only to applications with this module.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from django.db import models
 
 
 class _NoRows(models.Manager):  # type: ignore[misc]  # Django ships no types
-    """Gives nothing: records are read from their store, with its own verbs."""
+    """A manager without rows: records are read from their store, by the store's verbs."""
 
     def get_queryset(self) -> Any:
-        """Nothing, also for ``dumpdata``."""
+        """Return nothing, also for ``dumpdata``."""
         return super().get_queryset().none()
 
 

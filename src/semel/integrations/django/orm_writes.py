@@ -1,8 +1,8 @@
-"""Refuse what Django's ORM writes while code runs in a transaction of Semel's.
+"""A guard that refuses writes of Django's ORM while code runs in a transaction of Semel's.
 
-Django writes on its own connection, which commits for itself: such a write would stay where the transaction is
-rolled back and run again, or be there without its record after a crash. In a view with ``effects="atomic"`` Semel joins
-Django's own transaction: there what the ORM writes to another one of ``DATABASES`` is refused, for the same reason.
+Django writes on its own connection, which commits separately: such a write would remain if the transaction is rolled
+back and run again, or exist without its record after a crash. In a view with ``effects="atomic"`` Semel joins Django's
+own transaction: there it refuses the ORM's writes to other ``DATABASES``, for the same reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHER: Final = (
 )
 _LEADING: Final = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 _WRITES_WITHIN: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE)\b", re.IGNORECASE)
-# They write nothing, or end and nest what has written nothing.
+# They write nothing, or end or nest a transaction without writes.
 _HARMLESS: Final = frozenset(
     ("SELECT", "SHOW", "EXPLAIN", "PRAGMA", "SET", "BEGIN", "START", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
 )
@@ -43,7 +43,7 @@ _joined: Final[ContextVar[tuple[str, Collection[str]] | None]] = ContextVar("sem
 
 @contextmanager
 def refusing_writes(own: OwnTransaction) -> Iterator[None]:
-    """Refuse meanwhile what Django writes to the store's database: with ConfigurationError.
+    """Refuse Django's writes to the store's database during the block, with ConfigurationError.
 
     That includes the threads in which Django runs its async methods (``aupdate_or_create``).
     """
@@ -56,10 +56,10 @@ def refusing_writes(own: OwnTransaction) -> Iterator[None]:
 
 @contextmanager
 def refusing_writes_beside(alias: str, allowed: Collection[str]) -> Iterator[None]:
-    """Refuse meanwhile what Django writes to another database than this one: with ConfigurationError.
+    """Refuse Django's writes to any database but this one during the block, with ConfigurationError.
 
-    Parameters: ``alias`` of the database whose transaction is the command's; ``allowed`` the aliases of others that
-    may be written all the same.
+    Parameters: ``alias`` of the database whose transaction is the command's; ``allowed`` the aliases of other databases
+    that may be written.
     """
     token = _joined.set((alias, allowed))
     try:
@@ -94,7 +94,7 @@ def _is_write(sql: str) -> bool:
 
 
 def _is_store_of(backend: Backend, connection: Any) -> bool:
-    """Whether this connection may lead to the store's database, as far as its kind and its name tell."""
+    """Return whether this connection may lead to the store's database, judged by its kind and name."""
     name = str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
         return backend.file is not None and Path(name).resolve() == Path(backend.file).resolve()

@@ -1,6 +1,6 @@
-"""Resumable views without their clients: what ``semel worker --complete shop.wsgi:application`` runs.
+"""Resumable views without their clients, as ``semel worker --complete shop.wsgi:application`` runs them.
 
-A kept request comes in behind all other middlewares: it has no credential. Its user is the one of the record's caller.
+A stored request enters behind all other middlewares, because it has no credential. Its user is the record's caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.stores.sql import django as databases
 
 
 def completers() -> Iterator[Completer]:
-    """Make a completer of each store's resumable views. Raises ConfigurationError where the middleware is missing."""
+    """Make a completer of each store's resumable views. Raises ConfigurationError if the middleware is missing."""
     if not INSTALLED:
         raise ConfigurationError("add 'semel.integrations.django.middleware.SemelMiddleware' to MIDDLEWARE, at its end")
     here = site()
@@ -34,7 +34,7 @@ def completers() -> Iterator[Completer]:
 
 
 def serve_kept(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Django behind its middlewares, as a WSGI application for requests without a client."""
+    """Make a WSGI application of Django behind its middlewares, for requests without a client."""
     middleware, outer = INSTALLED[-1], environ[CALL_KEY]
     request = WSGIRequest(environ)
     scope = environ["semel.permit"].command.scope
@@ -45,7 +45,7 @@ def serve_kept(environ: dict[str, Any], start_response: Callable[..., Any]) -> I
         return user
 
     request.auser = find_user
-    request.csrf_processing_done = True  # it was checked when its client sent it
+    request.csrf_processing_done = True  # checked already, when its client sent it
     call = DjangoCall(request, middleware)
     call.given = outer.given
     setattr(request, CALL, call)

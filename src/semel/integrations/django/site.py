@@ -69,7 +69,7 @@ class ProjectStore:
 class Site:
     """The project's settings ``SEMEL``, read once.
 
-    Raises ConfigurationError: an unknown setting, or one that cannot be used.
+    Raises ConfigurationError for an unknown setting, or an invalid one.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class Site:
         self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
 
     def check(self) -> None:
-        """Raise what is wrong with the settings: nothing is served with them, and no default takes their place."""
+        """Raise the error of the settings, if any: requests are then refused, and no default takes their place."""
         if not self._has_app and apps.apps_ready:
             self._has_app = True
             if not apps.is_installed(APP):
@@ -167,7 +167,7 @@ class Site:
 
     @property
     def surface_options(self) -> dict[str, Any]:
-        """A surface's options from the settings; where these are wrong, one whose every request raises that."""
+        """A surface's options from the settings; if those are wrong, every request raises the error."""
         if self.wrong is not None:
             return {"caller": self._refuse}
         return {"caller": self._caller, **self._options}
@@ -175,7 +175,7 @@ class Site:
     # --- stores -----------------------------------------------------------------------------------
 
     def place(self, alias: str) -> ProjectStore:
-        """Read the store of a database alias from Django's settings of now. Raises SemelError where they are wrong."""
+        """Read the store of a database alias from Django's current settings. Raises SemelError if they are wrong."""
         url = self.url(alias)
         found = self._places.get(alias)
         if found is not None and found.url == url:
@@ -189,7 +189,7 @@ class Site:
             return found
 
     def url(self, alias: str) -> str:
-        """Read the store's URL: SEMEL['URL'], or the database's. Raises SemelError where the settings are wrong."""
+        """Read the store's URL: SEMEL['URL'], or the database's. Raises SemelError if the settings are wrong."""
         self.check()
         if self._url is not None and alias == self.database:
             return self._url
@@ -220,7 +220,7 @@ class Site:
             yield alias, self.place(alias)
 
     def migrate(self, alias: str) -> list[str]:
-        """Make Semel's tables in a database that holds them; the names of the migrations that ran."""
+        """Make Semel's tables in a database that holds them; return the names of the migrations that ran."""
         self.check()
         aliases = {each.using for each in self._declared.values()} | ({self.database} if self._url is None else set())
         if alias not in aliases:
@@ -254,9 +254,9 @@ class Site:
     # --- routes -----------------------------------------------------------------------------------
 
     def look_at_routes(self) -> Mapping[str, set[str]]:
-        """Find the templates under which each operation is reached; where several lead to one, its path counts.
+        """Find the templates of each operation; if several lead to one, its path counts.
 
-        Raises ConfigurationError where a path leads to a view as it was before it was declared.
+        Raises ConfigurationError if a path leads to the undecorated view.
         """
         self.check()
         templates = self._templates
@@ -287,7 +287,7 @@ def _check_names(where: str, given: Mapping[str, Any], known: tuple[str, ...], s
 
 
 def callbacks(patterns: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every view that a path leads to, with the path's template."""
+    """Find every view that a path leads to, with the path's template."""
     for pattern in patterns:
         template = prefix + str(pattern.pattern)
         if hasattr(pattern, "url_patterns"):
@@ -306,7 +306,7 @@ def _check_views(found: Iterable[tuple[str, Any]], plain: Mapping[int, tuple[Any
 
 
 def _functions(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
-    """Every view, and every method of a class of views, with its template."""
+    """Find every view, and every method of a view class, with its template."""
     for template, view in found:
         yield view, template
         kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
@@ -329,7 +329,7 @@ def names_at(view: Any) -> Iterator[str]:
             yield found.name
 
 
-_CALLS: Final = {  # what the methods of REST framework's own classes do: they call another one of the class
+_CALLS: Final = {  # the methods of REST framework's own classes call another method of the class
     "post": "create",
     "put": "update",
     "patch": "partial_update",
@@ -339,7 +339,7 @@ _CALLS: Final = {  # what the methods of REST framework's own classes do: they c
 
 
 def find_declared_in(kind: Any, name: str) -> Declared | None:
-    """Find the declaration of a class's method, or of the one that REST framework's own method of this name calls."""
+    """Find the declaration of a class's method, or of the method that REST framework's method of this name calls."""
     method = getattr(kind, name, None)
     found = find_declared(method)
     is_theirs = getattr(method, "__module__", "") in ("rest_framework.generics", "rest_framework.mixins")
@@ -371,7 +371,7 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
                 ) from None
             if user is None or not user.is_authenticated:
                 return None
-            if user.pk is None or user.pk == "":  # one that was never saved: all such would be one caller
+            if user.pk is None or user.pk == "":  # a user that was never saved: all of them would be one caller
                 raise ConfigurationError(
                     "who is calling? The request's user has no primary key: name a function of the request that "
                     "returns a semel.http.Caller: SEMEL = {'CALLER': 'shop.auth.caller'}"
@@ -385,7 +385,7 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
 
 
 def _function(name: str, given: Any) -> Any:
-    """Read a setting that is a function, or its path; None where it is not given."""
+    """Read a setting that is a function, or its path; None if it is not set."""
     if isinstance(given, str):
         try:
             given = import_string(given)
@@ -398,7 +398,7 @@ def _function(name: str, given: Any) -> Any:
 
 
 def _aliases(name: str, given: object) -> tuple[str, ...]:
-    """Read a setting that names databases. Raises ConfigurationError: no list, or DATABASES has no such alias."""
+    """Read a setting that names databases. Raises ConfigurationError unless it is a list of aliases of DATABASES."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"SEMEL[{name!r}] must be a list of aliases of DATABASES; it is {given!r}")
     found = tuple(given)

@@ -22,7 +22,7 @@ class DescribesCommands:
     view: Any
 
     def get_operation(self, path: str, path_regex: str, path_prefix: str, method: str, registry: Any) -> Any:
-        """As drf-spectacular has it."""
+        """Describe one operation (drf-spectacular's hook)."""
         found = super().get_operation(path, path_regex, path_prefix, method, registry)  # type: ignore[misc]
         if found is None or method.upper() not in UNSAFE_METHODS:
             return found

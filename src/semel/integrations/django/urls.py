@@ -17,7 +17,7 @@ from semel.integrations.django.site import ProjectStore, site
 
 
 class _User:
-    """Whom Django's own middleware knows, such as by the session; one more way for REST framework to authenticate."""
+    """Authenticates REST framework's requests by the user of Django's own middleware, such as the session's."""
 
     def __init__(self, outer: Any) -> None:
         self._outer = outer
@@ -28,7 +28,7 @@ class _User:
 
 
 def _request_of(request: Any) -> Any:
-    """Make the request that REST framework's views get, where a project has them: it also says who is authenticated."""
+    """Make the request of REST framework's views, if the project has them: it also has the authenticated user."""
     classes = authenticated_by_default()
     if not classes:
         return request
@@ -38,7 +38,7 @@ def _request_of(request: Any) -> Any:
 
 
 def _ask_stores(request: Any, ask: Callable[[ProjectStore, Any], Answer]) -> Any:
-    """Ask the first store that knows the operation; return the last one's answer where none does."""
+    """Ask the first store that knows the operation; return the last one's answer if none does."""
     answer: Answer | None = None
     asked = _request_of(request)
     for place in site().places():
@@ -55,7 +55,7 @@ def _ask_stores(request: Any, ask: Callable[[ProjectStore, Any], Answer]) -> Any
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether REST framework has refused a credential."""
+    """Return whether REST framework has refused a credential."""
     from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated, PermissionDenied
 
     return isinstance(error, (AuthenticationFailed, NotAuthenticated, PermissionDenied))
@@ -63,13 +63,13 @@ def _is_refused(error: Exception) -> bool:
 
 @require_safe
 def by_id(request: Any, operation_id: str) -> Any:
-    """Answer with an operation of the caller's, by its id."""
+    """Answer with one of the caller's operations, by its id."""
     return _ask_stores(request, lambda place, asked: place.operations.by_id(operation_id, asked))
 
 
 @require_safe
 def by_key(request: Any) -> Any:
-    """Answer with an operation of the caller's, by its key or reference."""
+    """Answer with one of the caller's operations, by its key or reference."""
     query = str(request.META.get("QUERY_STRING", "")).encode("latin-1")
     return _ask_stores(request, lambda place, asked: place.operations.by_key(query, asked))
 

@@ -42,7 +42,7 @@ _PLAIN: Final = (str, int, float, Decimal, UUID, date, time, NoneType)  # what p
 
 
 class RolledBackError(Exception):
-    """The doubt of a command whose view has answered, and whose rows are rolled back."""
+    """The doubt of a command whose view has answered, but whose rows were rolled back."""
 
 
 def command(
@@ -57,10 +57,10 @@ def command(
 
     Parameters: ``name`` of the operation, stable when paths and functions are renamed; ``policy`` or its ``options``,
     those of :class:`~semel.policy.Policy`; ``using`` the alias of the database that holds the record, by default
-    ``SEMEL["DATABASE"]``; ``paths`` whether the path counts in what is asked for: "apart", "one" where all of its paths
-    mean the same, or None: it counts where several templates lead to the view. Write it *below* every decorator that
-    decides who may call, such as ``login_required``, and below Django REST framework's own. The view finds its permit
-    in ``request.semel_permit``.
+    ``SEMEL["DATABASE"]``; ``paths`` whether the path counts in the fingerprint: "apart"; "one" if all of its paths mean
+    the same; None: only if several templates lead to the view. Write it *below* every decorator that decides who may
+    call, such as ``login_required``, and below Django REST framework's own. The view finds its permit in
+    ``request.semel_permit``.
 
     Raises PolicyError and ConfigurationError, when the view's module is imported.
 
@@ -90,7 +90,7 @@ def command(
             return await _serve_async(view, declared, args, kwargs)
 
         wrapped: Any = serve_claimed_async if is_async else serve_claimed
-        if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
+        if declared.policy.steps:  # no later failure of the request may undo a step's record
             wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
         site().plain[id(view)] = (view, name)
@@ -240,7 +240,7 @@ def _command(
     at = next(index for index, each in enumerate(args) if each is request)
     named = {**{str(index): value for index, value in enumerate(args[at + 1 :])}, **kwargs}
     if declared.paths is None and getattr(getattr(request, "_request", request), "urlconf", None) is not None:
-        route.count_path()  # routes of this request's own: they are not those that were looked at
+        route.count_path()  # this request's own routes: not the ones that were checked
     if route.key_from is not None or route.reference_from is not None:
         named = {**named, **_lookup_parameter(args[:at], kwargs)}
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
@@ -251,7 +251,7 @@ def _command(
 
 
 def _lookup_parameter(views: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
-    """Return the parameter by which a view of REST framework finds its object, as its model reads it: ``07`` is 7."""
+    """Return the parameter by which a REST framework view finds its object, converted by its model: ``07`` is 7."""
     for view in views:
         field = getattr(view, "lookup_field", None)
         name: str = getattr(view, "lookup_url_kwarg", None) or field or ""
@@ -350,7 +350,7 @@ def imports(
     idle_seconds: float = 60.0,
     decorate: Callable[[Any], Any] = lambda view: view,
 ) -> list[Any]:
-    """URL patterns that take files, answer questions about their jobs, and run the jobs in the servers' processes.
+    """Make URL patterns that take files, report on their jobs, and run the jobs in the servers' processes.
 
     Parameters: ``imports`` one or several, on an AsyncEngine of their own, each with a handler; ``path`` of uploads,
     such as ``"suppliers/{supplier}/imports"``, for several one of each by its operation; ``supplier`` where its code

@@ -1,4 +1,4 @@
-"""The client's interceptors: one key for each call, kept while the call is tried again."""
+"""The client's interceptors: one key for each call, kept over its retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.errors import ConfigurationError
 from semel.integrations.grpc.rpc import KEY
 from semel.integrations.grpc.status import retry_delay
 
-# With a RetryInfo from the server, which says that the same call with the same key may be sent again.
+# With a RetryInfo from the server: the same call may be sent again with the same key.
 _ASKED_AGAIN: Final = frozenset({Code.ABORTED, Code.RESOURCE_EXHAUSTED})
 
 
@@ -51,7 +51,7 @@ class _Plan:
         self._make_key = make_key
 
     def add_key(self, details: Any) -> _Details | None:
-        """Add a key to the call's details; None where its method is not one that a key makes safe."""
+        """Add a key to the call's details; None if its method is not listed."""
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         if method not in self._methods:
             return None
@@ -84,17 +84,17 @@ def new_key() -> str:
 
 
 class KeyInterceptor(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # it has no types of its own
-    """Gives each call of these methods an ``idempotency-key``, and sends it again under the same key.
+    """Gives each call of these methods an ``idempotency-key``, and retries it under the same key.
 
     Parameters:
         methods: paths of methods whose server honours the key; other calls pass as they are.
-        attempts_max: how often a call is sent at most.
+        attempts_max: how often to send a call at most.
         longest_seconds: the longest pause between two attempts, unless the server asks for a longer one (RetryInfo).
         make_key: makes a key; a call that has the metadata already keeps its own, such as one that was stored with an
             intent before a restart.
 
-    A call is sent again on ``UNAVAILABLE``, and on ``ABORTED`` and ``RESOURCE_EXHAUSTED`` where the server sends a
-    RetryInfo; within the call's own timeout. It blocks meanwhile, also a call that was begun with ``.future()``.
+    It retries on ``UNAVAILABLE``, and on ``ABORTED`` and ``RESOURCE_EXHAUSTED`` if the server sends a RetryInfo; within
+    the call's own timeout. A call blocks meanwhile, also one that was begun with ``.future()``.
 
     Raises ConfigurationError.
 
@@ -117,7 +117,7 @@ class KeyInterceptor(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  #
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
     ) -> Any:
-        """As gRPC asks it, once for each call."""
+        """Intercept one call (gRPC's hook)."""
         details = self._plan.add_key(client_call_details)
         if details is None:
             return continuation(client_call_details, request)
@@ -154,7 +154,7 @@ class AsyncKeyInterceptor(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore
     async def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Awaitable[Any]], client_call_details: Any, request: Any
     ) -> Any:
-        """As gRPC asks it, once for each call."""
+        """Intercept one call (gRPC's hook)."""
         details = self._plan.add_key(client_call_details)
         if details is None:
             return await continuation(client_call_details, request)

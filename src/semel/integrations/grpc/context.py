@@ -18,7 +18,7 @@ class CallAborted(grpc.aio.AbortError):  # type: ignore[misc]  # it has no types
 
 
 class CapturedContext:
-    """gRPC's context, except for what ends the call."""
+    """A stand-in for gRPC's context: records what would end the call, and passes on the rest."""
 
     def __init__(self, context: Any, permit: Permit) -> None:
         self._context = context
@@ -64,7 +64,7 @@ class CapturedContext:
         self._code = as_code(code)
 
     def set_details(self, details: str) -> None:
-        """Set the call's message for people, for an end other than OK."""
+        """Set the message for people of a call that does not end with OK."""
         self._details = as_details(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:

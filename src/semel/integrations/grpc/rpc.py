@@ -1,4 +1,4 @@
-"""A unary method as an operation: how it is declared, and the command that one call of it is. No IO happens here."""
+"""Unary methods as operations: the declaration, and the command of one call. No IO happens here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from semel.policy import Command, Policy
 
 KEY: Final = "idempotency-key"
 _RECIPE: Final = "grpc/1"
-# Options of HTTP, and what a call does instead.
+# HTTP's options, and their counterparts for calls.
 _NOT_HERE: Final = {
     "key_from": "name the request's field: Rpc(..., key_field='request_id')",
     "reference_from": "run the command by engine.run with a Command, which takes a business_ref",
@@ -62,7 +62,7 @@ class Rpc:
         policy: of the operation. A refusal's gRPC code means what its HTTP status means (``NOT_FOUND`` is a definite
             refusal, ``UNAVAILABLE`` may have had an effect, ``RESOURCE_EXHAUSTED`` releases the key);
             ``replay_headers`` are names of trailing metadata to keep.
-        name: of the operation, within which its keys mean something; None: the method's path.
+        name: of the operation, the scope of its keys; None: the method's path.
         key_field: the field of the request that holds the key, such as ``"request_id"`` (AIP-155); None: the metadata
             ``idempotency-key``.
         counts: names of metadata that count beside the request's bytes.
@@ -115,9 +115,9 @@ class DeclaredRpc:
         self._recipe = f"{_RECIPE}+{','.join(sorted(rpc.counts))}" if rpc.counts else _RECIPE
 
     def command(self, raw: bytes, message: Any, metadata: Iterable[Any], context: Any) -> Command | None:
-        """Make the command that a call is; None where it has no key and needs none.
+        """Make the command of a call; None if it has no key and needs none.
 
-        Raises RequestError, and CallerNotKnown where there is a key without a caller.
+        Raises RequestError, and CallerNotKnown if there is a key without a caller.
         """
         pairs = [(str(name), value) for name, value in metadata]
         try:
@@ -177,7 +177,7 @@ class DeclaredRpc:
         return check_key(value, field)
 
     def _misfit(self, key: str, raw: bytes) -> RequestError | None:
-        """Return the limit of today that a call breaks, if any: it is refused unless its key is on record."""
+        """Return the current limit that a call breaks, if any: it is refused unless its key is on record."""
         if len(raw) > self.policy.body_bytes_max:
             return RequestTooLarge(
                 f"the request has {len(raw)} bytes; the maximum is {self.policy.body_bytes_max} are taken"

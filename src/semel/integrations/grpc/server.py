@@ -1,6 +1,6 @@
-"""The server's interceptors: a declared unary method happens once for each key, and later calls get its first answer.
+"""The server's interceptors: a declared unary method runs once for each key, and later calls get its first answer.
 
-They come last in the list of interceptors, after authentication, so that a replay passes through it too.
+Put them last in the list of interceptors, after authentication, so that a replay passes through it too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOO_LARGE: Final = "The answer is larger than the server keeps, so everything w
 
 
 class _Run:
-    """One protected call: its command's handler, and how the call ends. It is the same in both colours."""
+    """One protected call: its command's handler and its end. It is the same in both colours."""
 
     def __init__(self, declared: DeclaredRpc, handler: Any, context: Any) -> None:
         self.declared = declared
@@ -48,7 +48,7 @@ class _Run:
         return kind(self.context, permit)
 
     def answer_of(self, context: CapturedContext, response: Any) -> Answer:
-        """Make the answer of a method that is over, by returning or by its abort."""
+        """Make the answer of a method that has returned or aborted."""
         body = b""
         if not context.is_aborted and response is not None:
             body = _serialise(self.handler.response_serializer, response)
@@ -110,9 +110,9 @@ def _as_they_are(raw: bytes) -> bytes:
 
 
 def _begin(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tuple[Any, Command | RpcEnd | None]:
-    """Read a call's message, and its command; or how the call ends that is none, or None where it runs unprotected.
+    """Read a call's message and its command; or the end of an invalid call, or None if it runs unprotected.
 
-    Raises what the developer has to mend.
+    Raises the errors that a developer has to fix.
     """
     message = raw if handler.request_deserializer is None else handler.request_deserializer(raw)
     try:
@@ -125,7 +125,7 @@ def _begin(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tup
 
 
 def _find(methods: Mapping[str, DeclaredRpc], handler: Any, method: str) -> DeclaredRpc | None:
-    """Find the declaration of a call's method. Raises ConfigurationError where it streams."""
+    """Find the declaration of a call's method. Raises ConfigurationError if it streams."""
     declared = methods.get(method)
     if declared is None or handler is None:
         return None
@@ -185,7 +185,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         self._methods = declare(operations, engine, caller, services)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """As gRPC asks it, once for each call."""
+        """Return a method's handler, with protection if it is declared (gRPC's hook)."""
         handler = continuation(handler_call_details)
         try:
             declared = _find(self._methods, handler, handler_call_details.method)
@@ -234,7 +234,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
 class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no types of its own
     """The same for ``grpc.aio``, on an :class:`~semel.AsyncEngine`. Methods may be coroutines or plain functions.
 
-    Parameters and errors as :class:`SemelInterceptor`. A call that its client gives up continues until it is settled.
+    Parameters and errors as :class:`SemelInterceptor`. A call that its client cancels continues until it is settled.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
         self._methods = declare(operations, engine, caller, services)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """As gRPC asks it, once for each call."""
+        """Return a method's handler, with protection if it is declared (gRPC's hook)."""
         handler = await continuation(handler_call_details)
         try:
             declared = _find(self._methods, handler, handler_call_details.method)
@@ -308,7 +308,7 @@ async def _call(method: Callable[[Any, Any], Any], message: Any, context: Any) -
 
 
 def _send(context: Any, end: RpcEnd) -> Any:
-    """End the call; over grpc.aio what ends it with an error is to be awaited."""
+    """End the call; over grpc.aio, an end with an error must be awaited."""
     if end.trailing:
         context.set_trailing_metadata(end.trailing)
     if end.code is Code.OK:

@@ -25,14 +25,14 @@ from semel.http.refused import RefusedCall
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-DOMAIN: Final = "semel"  # of ErrorInfo: who says the reason
+DOMAIN: Final = "semel"  # of ErrorInfo: the source of the reason
 DETAILS: Final = "grpc-status-details-bin"
 CODE: Final = "semel-code"
 OPERATION: Final = "semel-operation"
 REPLAYED: Final = "idempotency-replayed"
 
-# google/rpc/code.proto says them of each code. CANCELLED has 499 there, which would make a definite refusal of it: a
-# handler that was cut short may have had its effect.
+# From google/rpc/code.proto. CANCELLED has 499 there, which would make it a definite refusal: a
+# cancelled handler may have had its effect.
 _HTTP: Final = {
     Code.OK: 200,
     Code.CANCELLED: 500,
@@ -112,7 +112,7 @@ def as_metadata(given: Iterable[Any] | None) -> Metadata:
 
 
 def as_code(given: Any) -> Code:
-    """Make a code as gRPC takes it from a handler: itself or its number; UNKNOWN where it is neither."""
+    """Read a handler's code as gRPC does: itself or its number; UNKNOWN if it is neither."""
     return given if isinstance(given, Code) else _NUMBERS.get(given, Code.UNKNOWN)
 
 
@@ -185,7 +185,7 @@ def _pack(message: Any) -> AnyMessage:
 
 
 def retry_delay(trailing: Iterable[Any] | None) -> float | None:
-    """Read the seconds of a RetryInfo in a call's trailing metadata; None where there is none that can be read."""
+    """Read the seconds of a RetryInfo in a call's trailing metadata; None if there is no valid one."""
     for name, value in trailing or ():
         if name == DETAILS and isinstance(value, bytes):
             try:

@@ -1,9 +1,9 @@
-"""A sink: takes events, and reports the outcome of each.
+"""The base of all sinks: a sink takes events, and reports the outcome of each.
 
-An event is acknowledged (None) once the broker has it for good. It is *refused* if the broker answered and does not
-accept it: that counts as a try, and after the last one it is parked. It is *unreached* if the outcome is open: the
-broker is unavailable, or its answer was lost. That uses up no try; the event is sent again, under the same id, when the
-broker is back.
+An event is acknowledged (None) once the broker has durably stored it. It is *refused* if the broker answered and does
+not accept it: that counts as a try, and the relay parks the event after the last one. It is *unreached* if the outcome
+is open: the broker is unavailable, or its answer was lost. That uses up no try; the relay sends the event again, under
+the same id, when the broker is back.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _AWAY_NUMBERS: Final = (None, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker will not have this event. ``for_good``: trying again cannot help.
+    """The broker answered and refused this event. ``for_good``: retrying cannot help.
 
-    ``wait_seconds``: it asks not to be tried again before.
+    ``wait_seconds``: the broker asks for no retry before then.
     """
 
     reason: str
@@ -38,10 +38,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """The broker did not say that it has this event.
+    """The broker did not acknowledge this event, and may or may not have it.
 
-    ``others_go_on``: only its topic is slow. It is left alone for a moment, also where some of its events have arrived.
-    ``wait_seconds``: it asks not to be called before.
+    ``others_go_on``: only this topic is slow. It is skipped for a moment, even if some of its events have arrived.
+    ``wait_seconds``: the broker asks for no call before then.
     """
 
     reason: str
@@ -53,7 +53,7 @@ Reply = Refused | Unreached | None
 
 
 def is_gone(reply: Reply) -> bool:
-    """Whether a webhook's endpoint has answered that it wants no more events.
+    """Return whether a webhook's endpoint has answered that it wants no more events.
 
     >>> is_gone(Refused("the receiver answered 410 Gone")), is_gone(Refused("the receiver answered 500"))
     (True, False)
@@ -64,27 +64,27 @@ def is_gone(reply: Reply) -> bool:
 class Sink(Protocol):
     """A broker, or another target of events.
 
-    It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
-    ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone. ``disables`` says what the
-    relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything. ``identity``
-    tells it apart from sinks of the same name that send elsewhere (another prefix, another path): relays with different
-    sinks on one store report each other. It may hold a secret, and is kept as a digest only.
+    It may have ``refused_waits``, the seconds before each next try of a refused event, and ``outage_seconds_max``, the
+    longest pause of a topic that is unavailable. ``disables`` says what the relay stops sending once an endpoint has
+    answered 410 Gone: ``"topic"``, or ``"sink"`` for everything. ``identity`` tells it apart from sinks of the same
+    name that send elsewhere (another prefix, another path): relays with different sinks on one store report each other.
+    It may hold a secret, and is kept as a digest only.
     """
 
     name: str  # for people; without a password
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """Deliver events of different aggregates, at once or in any order; what became of each.
+        """Deliver events of different aggregates, concurrently or in any order; return each outcome.
 
-        Connects where that is needed. Does not raise for what a broker does.
+        Connects if needed. Never raises for a broker's failure.
         """
 
     async def close(self) -> None:
-        """Let go of the broker. It may be published to again."""
+        """Close the connection; a later publish opens it again."""
 
 
 def message_headers(event: Event) -> dict[str, str]:
-    """The headers sent with the payload, to every broker that supports headers."""
+    """Return the headers sent with the payload, to every broker that supports headers."""
     return {
         **dict(event.headers),
         "semel-id": event.id,
@@ -95,9 +95,9 @@ def message_headers(event: Event) -> dict[str, str]:
 
 
 def ascii_headers(event: Event) -> dict[str, str]:
-    """The same for brokers whose headers are ASCII: other letters, and "%", are percent-encoded UTF-8.
+    """Return the headers for brokers that only take ASCII: other letters and "%" become percent-encoded UTF-8.
 
-    So are spaces at both ends, which HTTP does not take and others do not keep.
+    So do leading and trailing spaces, which HTTP does not allow and other protocols drop.
     """
     return {name: _ascii(value) for name, value in message_headers(event).items()}
 
@@ -109,13 +109,13 @@ def _ascii(value: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An error in a few words, for people."""
+    """Describe an error in a few words, for people."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class SinkUnreached(Exception):
-    """Raise it from a function sink: the system that it sends to is unavailable, and this event is not at fault.
+    """Raise it from a function sink if its target system is unavailable, so that no event is at fault.
 
     The relay then waits and sends the event again, under the same id, for as long as the outage lasts: no attempt is
     used up, and nothing is parked. Parameters: the reason, for people (``semel worker`` and ``semel events`` show it).
@@ -128,11 +128,11 @@ class SinkUnreached(Exception):
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether an error of a sink shows that what it sends to cannot be reached, so that no event is at fault.
+    """Return whether a sink's error shows that its target is unreachable, so that no event is at fault.
 
     It is a :class:`SinkUnreached`, a ConnectionError, a TimeoutError, a failed look-up of a host or a network without a
     route, or has one as its cause, context or argument, as the errors of redis-py, kombu, httpx and requests have.
-    Other kinds of OSError are no outage: requests' ``HTTPError`` and smtplib's refusals are such, and a missing file.
+    Other kinds of OSError are no outage, such as requests' ``HTTPError``, smtplib's refusals and a missing file.
 
     >>> is_outage(ConnectionRefusedError()), is_outage(FileNotFoundError()), is_outage(ValueError())
     (True, False, False)
@@ -154,7 +154,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def reply_to(error: BaseException) -> Refused | Unreached:
-    """The meaning of an error that was raised for an event: the broker is unavailable, or the event is refused.
+    """Classify an error raised for an event: the broker is unavailable, or it refused the event.
 
     >>> reply_to(SinkUnreached("it restarts")).reason, reply_to(ValueError("no")).reason
     ('it restarts', 'ValueError: no')

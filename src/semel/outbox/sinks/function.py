@@ -1,8 +1,8 @@
 """The sink that is a function of yours: ``python:shop.events:deliver``.
 
-It is called with each event, which is published once it returns; it may be async. An exception refuses the event,
-unless it shows that the function's own broker is unavailable: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an
-error of the network.
+The relay calls it with each event, which is published once the function returns; it may be async. An exception refuses
+the event, unless it shows that the function's own broker is unavailable:
+:class:`~semel.outbox.sinks.base.SinkUnreached`, or an error of the network.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class FunctionSink:
 
     An event is delivered once the function returns. If the function raises :class:`SinkUnreached
     <semel.outbox.sinks.base.SinkUnreached>`, a ConnectionError or a TimeoutError, the event waits for the end of the
-    outage; any other exception refuses it, which counts as a try. Semel waits for as long as the function runs: what it
-    calls needs a time limit.
+    outage; any other exception refuses it, which counts as a try. Semel waits for as long as the function runs: set
+    timeouts on its calls.
 
     >>> import asyncio
     >>> FunctionSink(print).name
@@ -37,7 +37,7 @@ class FunctionSink:
         self.name = f"python:{function.__module__}:{function.__qualname__}"
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """Call it with each in turn."""
+        """Call the function with each event in turn."""
         return [await self._deliver(event) for event in events]
 
     async def _deliver(self, event: Event) -> Reply:
@@ -59,7 +59,7 @@ class FunctionSink:
 
 
 def function_sink(url: str) -> FunctionSink:
-    """The sink of ``python:module:function``. Raises UrlError."""
+    """Return the sink of ``python:module:function``. Raises UrlError."""
     _, _, rest = url.partition(":")
     module, colon, name = rest.partition(":")
     if not module or not colon or not name:

@@ -32,7 +32,7 @@ from semel.outbox.sinks.base import Refused, Reply, Unreached, error_text, messa
 REQUEST_MS: Final = 5000
 ACK_SECONDS: Final = 10.0
 MESSAGE_BYTES_MAX: Final = 1_048_576
-# What is the event's own fault, or its topic's. Anything else is the cluster's, which may be away for days.
+# Errors caused by the event or its topic. All others are the cluster's, which may be unavailable for days.
 _REFUSALS: Final = (
     InvalidTopicError,
     MessageSizeTooLargeError,
@@ -45,8 +45,8 @@ _REFUSALS: Final = (
 class KafkaSink:
     """Publishes to topics of a Kafka cluster.
 
-    Parameters: ``servers`` HOST:PORT, joined by commas; ``idempotence`` False for brokers that know no idempotent
-    producers: then a lost answer may write an event twice in a partition (under its one id).
+    Parameters: ``servers`` HOST:PORT, joined by commas; ``idempotence`` False for brokers without idempotent producers:
+    then a lost answer may write an event twice in a partition (under one id).
     """
 
     def __init__(self, servers: str, *, idempotence: bool = True) -> None:
@@ -102,9 +102,9 @@ class KafkaSink:
         return future
 
     async def _missing(self, producer: Any, topics: set[str]) -> dict[str, Refused | Unreached]:
-        """The error for topics that cannot be written to: the client would look for each until its timeout.
+        """Return the error for topics that cannot be written to: the client would look for each until its timeout.
 
-        Raises KafkaError, OSError, TimeoutError where the cluster does not say.
+        Raises KafkaError, OSError, TimeoutError if the cluster does not answer.
         """
         asked = sorted(topics - self._topics)
         if not asked:
@@ -150,7 +150,7 @@ class KafkaSink:
                 await _end(producer)
 
     async def _abandon(self) -> None:
-        """Abandon a producer that would otherwise resend events that the relay will resend."""
+        """Abandon a producer: it would resend events that the relay resends, too."""
         producer, self._producer = self._producer, None
         self._topics.clear()
         if producer is not None:
@@ -158,8 +158,8 @@ class KafkaSink:
 
 
 async def _end(producer: Any) -> None:
-    """End its task and its connections: aiokafka's own stop() leaves both behind where it is given up (0.14)."""
-    producer._closed = True  # otherwise it would warn when it is collected
+    """End the producer's task and connections: aiokafka's stop() leaves both running if it is abandoned (0.14)."""
+    producer._closed = True  # otherwise it would warn when it is garbage-collected
     with suppress(KafkaError, OSError, TimeoutError):
         await asyncio.wait_for(producer._sender.close(), REQUEST_MS / 1000)
     producer._message_accumulator.fail_all(ProducerClosed())  # so that no caller waits for an event that is never sent
@@ -168,7 +168,7 @@ async def _end(producer: Any) -> None:
 
 
 def kafka_sink(url: SplitResult, options: dict[str, str]) -> KafkaSink:
-    """The sink of ``kafka://HOST:9092,HOST:9092?idempotence=no``."""
+    """Return the sink of ``kafka://HOST:9092,HOST:9092?idempotence=no``."""
     if not url.netloc or "@" in url.netloc:
         raise UrlError(
             "kafka:// takes HOST:PORT, joined by commas, and no account: give TLS and SASL in code (KafkaSink)"

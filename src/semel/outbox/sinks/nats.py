@@ -42,7 +42,7 @@ Sent = asyncio.Future[Msg] | Refused | Unreached
 class NatsSink:
     """Publishes to the streams of a NATS server or cluster.
 
-    Parameters: ``servers`` URLs; ``prefix`` is put before each topic; ``stream`` demands that this one takes them.
+    Parameters: ``servers`` URLs; ``prefix`` is put before each topic; ``stream`` requires that this stream takes them.
     """
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:
@@ -54,7 +54,7 @@ class NatsSink:
         self._client: Client | None = None
         self._inbox = ""
         self._sent = 0
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}  # by the last part of their reply's subject
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}  # by the last part of their reply subject
 
     async def _connect(self) -> Client:
         if self._client is not None and self._client.is_connected:
@@ -69,7 +69,7 @@ class NatsSink:
             error_cb=_unheard,
             name="semel-relay",
         )
-        # The client's own publish_async never hears of an error in an acknowledgement (nats-py 2.16).
+        # The client's own publish_async ignores an error in an acknowledgement (nats-py 2.16).
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._receive)
         return client
@@ -99,7 +99,7 @@ class NatsSink:
         ]
 
     async def _look(self, client: Client, topic: str) -> Reply:
-        """The error for a subject without a responder."""
+        """Return the error for a subject without a responder."""
         subject = f"{self._prefix}{topic}"
         try:
             stream = await client.jetstream(timeout=LOOK_SECONDS).find_stream_name_by_subject(subject)
@@ -167,7 +167,7 @@ def _nobody_answered(sent: Sent) -> bool:
 
 
 async def _unheard(error: Exception) -> None:
-    """nats-py tells here what ``publish`` hears as well."""
+    """Ignore an error that nats-py reports here: ``publish`` gets it, too."""
 
 
 def nats_sink(url: SplitResult, options: dict[str, str]) -> NatsSink:

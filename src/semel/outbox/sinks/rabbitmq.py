@@ -1,7 +1,7 @@
-"""RabbitMQ, through aio-pika, the client for event loops that is kept.
+"""RabbitMQ, through aio-pika, the maintained asyncio client.
 
-Every message is persistent, mandatory and confirmed: it has arrived when the broker says that it is in a queue (of a
-quorum queue, on a majority of its nodes), and one that no queue takes comes back. The topic is the routing key.
+Every message is persistent, mandatory and confirmed: it has arrived once the broker confirms that it is in a queue (for
+a quorum queue, on a majority of nodes). The broker returns a message that no queue takes. The topic is the routing key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _GONE: Final = (AMQPError, OSError, TimeoutError, ChannelInvalidStateError)
 class RabbitmqSink:
     """Publishes to an exchange of a RabbitMQ.
 
-    Parameters: ``url`` amqp:// or amqps://; ``exchange`` its name, the default one if empty; ``quorum`` whether a
-    durable quorum queue of the topic's name is declared before the first event of a topic.
+    Parameters: ``url`` amqp:// or amqps://; ``exchange`` its name, empty for the default exchange; ``quorum`` whether
+    to declare a durable quorum queue with the topic's name before a topic's first event.
     """
 
     def __init__(self, url: str, *, exchange: str = "", quorum: bool = False) -> None:
@@ -103,7 +103,7 @@ class RabbitmqSink:
         except PublishError:
             where = f"the exchange {self._exchange_name!r} " if self._exchange_name else ""
             return Refused(f"{where}has no queue for the routing key {event.topic!r}; declare and bind one".lstrip())
-        except DeliveryError:  # a queue is full, or has failed: no event's fault
+        except DeliveryError:  # a queue is full or has failed: the event is not at fault
             return Unreached(
                 f"RabbitMQ currently has no queue for the routing key {event.topic!r} now, and says no more"
             )

@@ -1,7 +1,7 @@
 """Redis Streams (Redis or Valkey), through redis-py.
 
-The topic is the stream's name. Redis has no duplicate window: an event that is sent again is a second entry with the
-same ``semel-id``, which consumers must know.
+The topic is the stream's name. Redis has no duplicate window: resending an event adds a second entry with the same
+``semel-id``, which consumers must recognize.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers
 from semel.stores.backend import hide_password
 
-# A server that answers so refuses every entry: the event is not at fault.
+# With these errors a server refuses every entry: the event is not at fault.
 _CLOSED: Final = (Lost, Late, ReadOnlyError, OutOfMemoryError, ClusterDownError)
 _CLOSED_TEXTS: Final = ("MISCONF", "NOREPLICAS", "BUSY ")
 
@@ -31,7 +31,7 @@ class RedisSink:
     """Appends to a server's streams.
 
     Parameters: ``url`` redis:// or rediss://; ``prefix`` is put before each topic; ``maxlen`` about how many entries a
-    stream keeps; None keeps all; ``create`` whether a stream that does not exist is made by its first entry.
+    stream keeps; None keeps all; ``create`` whether the first entry creates a missing stream.
     """
 
     def __init__(self, url: str, *, prefix: str = "", maxlen: int | None = None, create: bool = True) -> None:
@@ -63,7 +63,7 @@ class RedisSink:
         return [_read_reply(stream, reply) for stream, reply in zip(streams, replies, strict=True)]
 
     async def close(self) -> None:
-        """Close the connections; they are opened again when they are needed."""
+        """Close the connections; they reopen on use."""
         await self._client.aclose()
 
 

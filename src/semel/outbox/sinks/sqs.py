@@ -26,9 +26,9 @@ from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text
 
 BATCH_MAX: Final = 10
-BATCH_BYTES: Final = 256 * 1024  # every queue takes so much; a larger event is sent alone
+BATCH_BYTES: Final = 256 * 1024  # every queue takes this much; a larger event is sent alone
 MESSAGE_BYTES_MAX: Final = 1_048_576
-_ATTRIBUTES_BYTES: Final = 4096  # more than Semel's own take
+_ATTRIBUTES_BYTES: Final = 4096  # reserved for Semel's own attributes
 _NO_TEXT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # SQS refuses these
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 # the event's own fault; any other error of SQS may be temporary
@@ -57,7 +57,7 @@ class SqsSink:
         self._fifo = queue.endswith(".fifo")
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """In batches; what became of each."""
+        """Send in batches; return each outcome."""
         replies: list[Reply] = []
         for batch in _batches([self._entry(event) for event in events]):
             replies += await asyncio.to_thread(self._send, batch)
@@ -102,7 +102,7 @@ class SqsSink:
         try:
             answer = self._client.send_message_batch(QueueUrl=self._queue, Entries=sent)
         except (BotoCoreError, ClientError) as error:
-            if len(entries) > 1 and _code(error) in _REFUSALS:  # one of them is wrong, and SQS does not say which
+            if len(entries) > 1 and _code(error) in _REFUSALS:  # one of them is invalid, and SQS does not say which
                 return [reply for each in entries for reply in self._send([each])]
             for each in sent:
                 replies[int(each["Id"])] = self._meaning(error)
@@ -120,7 +120,7 @@ class SqsSink:
         return Unreached(what_is_wrong(error, f"the queue {self._queue}") or error_text(error))
 
     async def close(self) -> None:
-        """Close the client's connections. It opens others when it is used again."""
+        """Close the client's connections; the client reopens them on use."""
         await asyncio.to_thread(self._client.close)
 
 
@@ -152,9 +152,9 @@ def _failure(failed: dict[str, Any] | None) -> Reply:
 
 
 def sqs_sink(url: SplitResult, options: dict[str, str]) -> SqsSink:
-    """The sink of ``sqs://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE``: the queue's URL, with another scheme.
+    """Return the sink of ``sqs://sqs.REGION.amazonaws.com/ACCOUNT/QUEUE``: the queue's URL, with another scheme.
 
-    ``?region=`` where the host does not say it, ``?tls=no`` for a server of your own on http.
+    ``?region=`` if the host does not contain it, ``?tls=no`` for a server of your own on http.
     """
     region = options.pop("region", None)
     tls = options.pop("tls", "yes")

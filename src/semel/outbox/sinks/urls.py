@@ -1,4 +1,4 @@
-"""From a URL to a sink. Nothing is connected here, and only the client that is needed is loaded."""
+"""Sinks by URL. Connects nothing, and imports only the client that the URL needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _is_address(address: str) -> bool:
 
 
 def connect_sink(url: str) -> Sink:
-    """The sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, sqs://, https://,
+    """Return the sink that a URL names: nats://, tls://, amqp(s)://, kafka://, redis(s)://, sqs://, https://,
     python:MODULE:FUNCTION.
 
     Raises UrlError, naming what is wrong with it, and ConfigurationError where its client is not installed.
@@ -54,7 +54,7 @@ def connect_sink(url: str) -> Sink:
     try:
         parts = urlsplit(url)
         _ = parts.port if "," not in parts.netloc else None
-    except ValueError:  # whose words may hold a part of the password
+    except ValueError:  # hide the cause: its text may hold a part of the password
         raise UrlError(
             "the sink's URL cannot be understood: write SCHEME://HOST:PORT, an IPv6 address in [ ], and percent-encode "
             "'/', '?', '#', '@' and ':' in its user and password"

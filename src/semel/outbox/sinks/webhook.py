@@ -1,7 +1,7 @@
 """Webhooks: each event is a POST, signed as Standard Webhooks describes, through httpx.
 
-The receiver's address is looked up by the sink itself, and one that is private, local or reserved is refused before
-anything is sent: a URL that customers give must not reach into your network. Redirects are not followed.
+The sink looks up the receiver's address itself, and refuses private, local and reserved ones before it sends anything:
+a URL from a customer must not reach into your network. It follows no redirects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECONDS: Final = 10.0
 AT_ONCE: Final = 20
 REPLY_BYTES_MAX: Final = 64 * 1024
 RETRY_AFTER_SECONDS_MAX: Final = 86_400
-# Headers of an event with these names are not about the HTTP request, and are left out.
+# An event's headers with these names do not describe the HTTP request, and are left out.
 _OF_HTTP: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
 )
@@ -46,11 +46,11 @@ _AWAY: Final = frozenset({408, 425, 429, 502, 503, 504})
 
 
 class AddressRefused(Exception):
-    """The receiver's name leads to an address that must not be called."""
+    """The receiver's name resolves to an address that must not be called."""
 
 
 def signature(secret: bytes, id: str, timestamp: int, body: bytes) -> str:
-    """The ``webhook-signature`` of a message.
+    """Return the ``webhook-signature`` of a message.
 
     >>> signature(b"x" * 24, "msg_1", 0, b"{}")
     'v1,GpXfUH2odabvKW53xjjM0IYZ+QtNVtAD51tJy/vmlJc='
@@ -60,7 +60,7 @@ def signature(secret: bytes, id: str, timestamp: int, body: bytes) -> str:
 
 
 def secrets_of(text: str, where: str = f"${VARIABLE}") -> tuple[bytes, ...]:
-    """The bytes of one secret or, while it is rotated, of two, separated by a space. Raises UrlError, naming ``where``.
+    """Decode one secret, or two separated by a space during a rotation. Raises UrlError, naming ``where``.
 
     >>> [len(secret) for secret in secrets_of("whsec_" + "A" * 32 + " whsec_" + "B" * 32)]
     [24, 24]
@@ -72,7 +72,7 @@ def secrets_of(text: str, where: str = f"${VARIABLE}") -> tuple[bytes, ...]:
 
 
 def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
-    """The bytes of a secret as it is written: ``whsec_`` and base64. Raises UrlError."""
+    """Decode a secret in its written form: ``whsec_`` and base64. Raises UrlError."""
     try:
         raw = base64.b64decode(text.removeprefix("whsec_"), validate=True)
     except (binascii.Error, ValueError):
@@ -85,9 +85,9 @@ def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
 class WebhookSink:
     """Posts events to one receiver. Retries a refused event for three days; 410 Gone disables the endpoint.
 
-    Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them, or
-    several while it is rotated: the receiver takes a message whose signatures hold one of its own; ``private`` lets the
-    receiver be in a private network or on this machine.
+    Parameters: ``url`` https://, or http:// if ``private`` is True; ``secret`` signs them, or several secrets during a
+    rotation: a receiver accepts a message if any signature matches; ``private`` allows a receiver in a private network
+    or on this machine.
     """
 
     disables: Final = "sink"
@@ -99,7 +99,7 @@ class WebhookSink:
     ) -> None:
         parts = urlsplit(url)
         self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # its path may be a secret
-        self.identity = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # only ever as a digest
+        self.identity = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # only stored as a digest
         self._url = url
         self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret)
         self._private = private
@@ -118,7 +118,7 @@ class WebhookSink:
         return self._client
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """Post them, at most 20 at once, and no more once the receiver has answered 410."""
+        """Post events, at most 20 at once, and stop once the receiver has answered 410."""
         client = self._open()
         gone: list[Reply] = []
         return list(await asyncio.gather(*(self._post_unless(client, event, gone) for event in events)))
@@ -175,7 +175,7 @@ async def _read_some(reply: httpx.Response) -> None:
 
 
 def _retry_after(text: str | None, now: float) -> float:
-    """The seconds that a receiver asks for, at most a day; 0 where it asks for none.
+    """Return the seconds that a receiver asks to wait, at most a day; 0 if it does not ask.
 
     >>> _retry_after("120", 0), _retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 0), _retry_after("soon", 0)
     (120.0, 60.0, 0.0)
@@ -229,14 +229,14 @@ class _Backend(httpcore.AsyncNetworkBackend):
         return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        raise AddressRefused("a webhook goes to no socket of this machine")
+        raise AddressRefused("a webhook cannot go to a Unix socket of this machine")
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)
 
 
 async def look_up(host: str, port: int, *, private: bool) -> str:
-    """The address of a host. Raises AddressRefused where any of its addresses is not a public one, and OSError."""
+    """Look up a host's address. Raises AddressRefused if any of its addresses is not public, and OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(each[4][0]).partition("%")[0] for each in found]
     for address in addresses:
@@ -249,7 +249,7 @@ async def look_up(host: str, port: int, *, private: bool) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the open internet.
+    """Return whether an IP address is on the public internet.
 
     >>> is_public("93.184.216.34"), is_public("127.0.0.1"), is_public("::ffff:10.0.0.1"), is_public("169.254.169.254")
     (True, False, False, False)
@@ -269,7 +269,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def webhook_sink(url: SplitResult, options: dict[str, str]) -> WebhookSink:
-    """The sink of ``https://shop.example/hooks?private=yes``, signed with ``$SEMEL_WEBHOOK_SECRET``."""
+    """Return the sink of ``https://shop.example/hooks?private=yes``, signed with ``$SEMEL_WEBHOOK_SECRET``."""
     if not url.hostname:
         raise UrlError(f"{url.scheme}:// needs a host, such as https://shop.example/hooks")
     private = options.pop("private", "no")

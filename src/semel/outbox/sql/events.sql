@@ -6,40 +6,40 @@
 UPDATE semel_event SET published_at = :now WHERE seq = :seq AND published_at IS NULL;
 
 -- name: postpone
--- The broker refused one: it is tried again later, and its aggregate waits for it.
+-- The broker refused an event: it is retried later, and later events of its aggregate wait.
 UPDATE semel_event SET tries = tries + 1, reason = :reason, next_at = :now + :wait
 WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
 
 -- name: park
--- One that will not be tried again until an operator retries it.
+-- Park an event: no relay tries it again until an operator retries it.
 UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
 WHERE id = :id AND published_at IS NULL AND parked_at IS NULL;
 
 -- name: park_row
--- The same by its place.
+-- The same, by place.
 UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
 WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
 
 -- name: retry
--- A parked event is tried again, from its first try.
+-- Retry a parked event, with all its tries again.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: retry_row
--- The same by its place.
+-- The same, by place.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: drop
--- A parked event is given up: nobody will ever get it.
+-- Drop a parked event: it is never published.
 DELETE FROM semel_event WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: drop_row
--- The same by its place.
+-- The same, by place.
 DELETE FROM semel_event WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
 
 -- name: find
--- A page of events that are not published, oldest first: the parked ones, or all; of one topic, or of all.
+-- A page of unpublished events, oldest first: all or only parked ones, of all topics or of one.
 SELECT
     e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
@@ -55,7 +55,7 @@ SELECT e.seq, e.id, e.topic, e.aggregatetype, e.aggregateid, e.created_at
 FROM semel_event AS e WHERE e.seq > :after ORDER BY e.seq LIMIT :limit;
 
 -- name: past
--- A page of events that are published and not forgotten yet, oldest first.
+-- A page of published events that are still stored, oldest first.
 SELECT
     e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries

@@ -1,23 +1,23 @@
 -- Which relay delivers which partitions of the outbox, on SQLite and MariaDB.
 
 -- name: renew
--- It keeps the partitions that are still its own.
+-- Renew the partitions that a relay still holds.
 UPDATE semel_lane SET lease_until = :now + :lease WHERE holder = :holder AND lease_until > :now;
 
 -- name: count
--- How many relays there are.
+-- The number of relays.
 SELECT COUNT(*) FROM semel_relay WHERE lease_until > :now;
 
 -- name: give
--- It leaves a partition to others.
+-- Release a partition.
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder AND lane = :lane;
 
 -- name: mine
--- The partitions it holds.
+-- The partitions that a relay holds.
 SELECT lane FROM semel_lane WHERE holder = :holder AND lease_until > :now ORDER BY lane;
 
 -- name: leave
--- It is gone: first its partitions,
+-- A relay leaves: first its partitions,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
 
 -- name: sign_off
@@ -25,14 +25,14 @@ UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
 DELETE FROM semel_relay WHERE holder = :holder;
 
 -- name: forget
--- Relays that were not heard of for long.
+-- Delete relays that have been silent for long.
 DELETE FROM semel_relay WHERE ABS(lease_until) < :now - :silent;
 
 -- name: registered
--- The relays that publish, or were at it a while ago, and now wait for events.
+-- The relays that publish now, or did recently and are idle.
 SELECT holder FROM semel_relay
 WHERE lease_until > :now OR bell_until > :now OR (lease_until < 0 AND -lease_until > :now - :idle);
 
 -- name: free
--- How many partitions are free.
+-- The number of free partitions.
 SELECT COUNT(*) FROM semel_lane WHERE lease_until <= :now;

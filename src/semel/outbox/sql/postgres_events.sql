@@ -1,7 +1,7 @@
 -- The outbox on PostgreSQL: events are written by the settlement or on a user's connection; relays read and mark them.
 
 -- name: write
--- Events of one transaction, in their order. One that is there already is the same one: nothing is written. The
+-- Write events of one transaction, in order. An id that is there already is the same event: it is not written. The
 -- writer notifies if a relay is listening: a NOTIFY without a listener would only make commits queue up.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
@@ -29,7 +29,7 @@ rung AS (
 SELECT 1 FROM emitted, (SELECT count(*) FROM rung) AS ring;
 
 -- name: due
--- What may be published now, in order. An aggregate whose earlier event waits for another try, or is parked, waits.
+-- Events that may be published now, in order. A postponed or parked event blocks later ones of its aggregate.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -59,8 +59,8 @@ WHERE p.before < :bytes::bigint
 ORDER BY e.seq;
 
 -- name: due_past
--- As due, past the topics that are away (",a,b,"): an aggregate waits behind its event of such a topic as well, and goes on
--- before it. One walk over all that is not published, in the order of each aggregate, whatever the planner believes.
+-- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate,
+-- not earlier ones. One scan over all unpublished events in each aggregate's order, whatever the planner estimates.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -101,7 +101,7 @@ WHERE seq = ANY (:seq::bigint[]) AND published_at IS NULL
 RETURNING 1;
 
 -- name: postpone
--- The broker refused one: it is tried again later, and its aggregate waits for it.
+-- The broker refused an event: it is retried later, and later events of its aggregate wait.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -110,7 +110,7 @@ WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NULL
 RETURNING 1;
 
 -- name: park
--- One that will not be tried again until an operator retries it.
+-- Park an event: no relay tries it again until an operator retries it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -119,7 +119,7 @@ WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NULL
 RETURNING 1;
 
 -- name: park_row
--- The same by its place.
+-- The same, by place.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -128,29 +128,29 @@ WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NULL
 RETURNING 1;
 
 -- name: retry
--- A parked event is tried again, from its first try.
+-- Retry a parked event, with all its tries again.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
 -- name: retry_row
--- The same by its place.
+-- The same, by place.
 UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
 WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
 -- name: drop
--- A parked event is given up: nobody will ever get it.
+-- Drop a parked event: it is never published.
 DELETE FROM semel_event WHERE id = :id::text::uuid AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
 -- name: drop_row
--- The same by its place.
+-- The same, by place.
 DELETE FROM semel_event WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NOT NULL
 RETURNING 1;
 
 -- name: find
--- A page of events that are not published, oldest first: the parked ones, or all; of one topic, or of all.
+-- A page of unpublished events, oldest first: all or only parked ones, of all topics or of one.
 SELECT
     e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
@@ -167,14 +167,14 @@ SELECT e.seq, e.id::text, e.topic, e.aggregatetype, e.aggregateid, e.created_at
 FROM semel_event AS e WHERE e.seq > :after::bigint ORDER BY e.seq LIMIT :limit::bigint;
 
 -- name: past
--- A page of events that are published and not forgotten yet, oldest first.
+-- A page of published events that are still stored, oldest first.
 SELECT
     e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
     e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
 FROM semel_event AS e WHERE e.published_at IS NOT NULL AND e.seq > :after::bigint ORDER BY e.seq LIMIT :limit::bigint;
 
 -- name: topics
--- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
+-- Waiting and parked events by topic, and since when the oldest waits; the topic that waits longest first.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -185,7 +185,7 @@ FROM semel_event AS e, clock WHERE e.published_at IS NULL
 GROUP BY clock.now, e.topic ORDER BY 5 NULLS LAST, e.topic LIMIT :limit::bigint;
 
 -- name: disabled
--- The topics whose endpoint is disabled: an event of theirs is parked for that.
+-- Topics with a disabled endpoint: an event of theirs is parked for this reason.
 SELECT DISTINCT topic FROM semel_event
 WHERE published_at IS NULL AND tries > 0 AND parked_at IS NOT NULL AND starts_with(reason, :gone::text);
 
@@ -201,7 +201,7 @@ SELECT
 FROM semel_event WHERE published_at IS NULL;
 
 -- name: sweep
--- Forget what was published long enough ago, a chunk at a time.
+-- Delete a chunk of events that were published long enough ago.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

@@ -1,7 +1,7 @@
 -- Which relay delivers which partitions of the outbox, on PostgreSQL.
 
 -- name: attend
--- A relay says that it is there, and until when it listens.
+-- Register a relay, and until when it listens.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -11,7 +11,7 @@ ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_unti
 RETURNING 1;
 
 -- name: renew
--- It keeps the partitions that are still its own.
+-- Renew the partitions that a relay still holds.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -20,14 +20,14 @@ WHERE holder = :holder::text AND lease_until > clock.now
 RETURNING 1;
 
 -- name: count
--- How many relays there are.
+-- The number of relays.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT count(*) FROM semel_relay, clock WHERE lease_until > clock.now;
 
 -- name: take
--- Partitions whose relay is gone.
+-- Take partitions whose relay is gone.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -40,24 +40,24 @@ FROM clock, free WHERE l.lane = free.lane
 RETURNING 1;
 
 -- name: give
--- It leaves a partition to others.
+-- Release a partition.
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text AND lane = :lane::smallint
 RETURNING 1;
 
 -- name: mine
--- The partitions it holds.
+-- The partitions that a relay holds.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT lane FROM semel_lane, clock WHERE holder = :holder::text AND lease_until > clock.now ORDER BY lane;
 
 -- name: leave
--- It is gone: first its partitions,
+-- A relay leaves: first its partitions,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text
 RETURNING 1;
 
 -- name: retire
--- It has nothing to do: it counts no longer, and goes on listening. A negative lease says since when.
+-- A relay goes idle: it no longer counts, but still listens. A negative lease says since when.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -71,7 +71,7 @@ DELETE FROM semel_relay WHERE holder = :holder::text
 RETURNING 1;
 
 -- name: forget
--- Relays that were not heard of for long.
+-- Delete relays that have been silent for long.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -79,7 +79,7 @@ DELETE FROM semel_relay USING clock WHERE greatest(abs(lease_until), bell_until)
 RETURNING 1;
 
 -- name: registered
--- The relays that publish, or were at it a while ago, and now wait for events.
+-- The relays that publish now, or did recently and are idle.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -87,19 +87,19 @@ SELECT holder FROM semel_relay, clock
 WHERE lease_until > clock.now OR bell_until > clock.now OR (lease_until < 0 AND -lease_until > clock.now - :idle::bigint);
 
 -- name: free
--- How many partitions are free.
+-- The number of free partitions.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT count(*) FROM semel_lane, clock WHERE lease_until <= clock.now;
 
 -- name: call
--- There is work for all relays that listen.
+-- Notify all listening relays of work.
 SELECT pg_notify('semel_event', 'all');
 
 -- name: turn
--- An idle relay takes its next turn, for the workers beside it too, and learns whether any event may be published (as due
--- in postgres_events.sql), how full the outbox is, and which relays there are (as registered). If it listens, it says so until after its next turn.
+-- Take an idle relay's turn, also for the workers beside it: read whether any event is due (as in postgres_events.sql),
+-- the outbox's depth and the relays (as `registered`). A listening relay stays registered until after its next turn.
 -- include: semel.stores.postgres sql/turn.sql
 turn AS MATERIALIZED (
     SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock

@@ -2,7 +2,7 @@
 -- What SQLite and MariaDB share is in events.sql.
 
 -- name: write
--- One event. If it is there already it is the same one: nothing is written.
+-- Write an event. If its id is there already it is the same event: nothing is written.
 INSERT INTO semel_event (
     id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at
 )
@@ -13,7 +13,7 @@ VALUES (
 ON CONFLICT (id) DO NOTHING;
 
 -- name: due
--- What may be published now, in order. An aggregate whose earlier event waits for another try, or is parked, waits.
+-- Events that may be published now, in order. A postponed or parked event blocks later ones of its aggregate.
 WITH picked AS MATERIALIZED (
     SELECT e.seq, length(e.payload) AS bytes FROM semel_event AS e
     WHERE e.published_at IS NULL AND e.parked_at IS NULL AND (:lanes >> e.lane) & 1 = 1
@@ -36,8 +36,8 @@ WHERE p.before < :bytes
 ORDER BY e.seq;
 
 -- name: due_past
--- As due, past the topics that are away (",a,b,"): an aggregate waits behind its event of such a topic as well, and goes on
--- before it. One walk over all that is not published, in the order of each aggregate, whatever the planner believes.
+-- As `due`, without unavailable topics (",a,b,"): an event of such a topic also blocks later events of its aggregate,
+-- not earlier ones. One scan over all unpublished events in each aggregate's order, whatever the planner estimates.
 WITH walked AS MATERIALIZED (
     SELECT
         seq, parked_at,
@@ -66,14 +66,14 @@ WHERE p.before < :bytes
 ORDER BY e.seq;
 
 -- name: topics
--- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
+-- Waiting and parked events by topic, and since when the oldest waits; the topic that waits longest first.
 SELECT :now, topic, count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (WHERE parked_at IS NOT NULL),
     min(created_at) FILTER (WHERE parked_at IS NULL) AS oldest
 FROM semel_event WHERE published_at IS NULL
 GROUP BY topic ORDER BY oldest IS NULL, oldest, topic LIMIT :limit;
 
 -- name: disabled
--- The topics whose endpoint is disabled: an event of theirs is parked for that.
+-- Topics with a disabled endpoint: an event of theirs is parked for this reason.
 SELECT DISTINCT topic FROM semel_event INDEXED BY semel_event_stuck
 WHERE published_at IS NULL AND tries > 0 AND parked_at IS NOT NULL AND substr(reason, 1, length(:gone)) = :gone;
 
@@ -84,7 +84,7 @@ SELECT :now, count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (WHERE p
 FROM semel_event WHERE published_at IS NULL;
 
 -- name: sweep
--- Forget what was published long enough ago, a chunk at a time.
+-- Delete a chunk of events that were published long enough ago.
 DELETE FROM semel_event WHERE seq IN (
     SELECT seq FROM semel_event WHERE published_at < :now - :keep ORDER BY published_at LIMIT :chunk
 );

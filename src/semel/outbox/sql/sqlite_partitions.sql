@@ -2,24 +2,24 @@
 -- What SQLite and MariaDB share is in partitions.sql.
 
 -- name: attend
--- A relay says that it is there.
+-- Register a relay.
 INSERT INTO semel_relay (holder, lease_until, bell_until)
 VALUES (:holder, :now + :lease, CASE WHEN :bell = 1 THEN :now + :lease ELSE 0 END)
 ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_until = excluded.bell_until;
 
 -- name: retire
--- It has nothing to do: it counts no longer. A negative lease says since when.
+-- A relay goes idle: it no longer counts. A negative lease says since when.
 INSERT INTO semel_relay (holder, lease_until, bell_until) VALUES (:holder, -:now, 0)
 ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until;
 
 -- name: take
--- Partitions whose relay is gone.
+-- Take partitions whose relay is gone.
 UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + :lease
 WHERE lane IN (SELECT lane FROM semel_lane WHERE lease_until <= :now ORDER BY lane LIMIT :limit);
 
 -- name: turn
--- An idle relay whose turn has come learns, for the workers beside it too, whether any event may be published (as due in
--- sqlite_events.sql), how full the outbox is, and which relays there are (as registered in partitions.sql).
+-- Read for an idle relay's turn, also for the workers beside it, whether any event is due (as in sqlite_events.sql),
+-- the outbox's depth and the relays (as `registered` in partitions.sql).
 -- include: semel.stores.sqlite sql/turn.sql
     , EXISTS (
         SELECT 1 FROM semel_event AS e

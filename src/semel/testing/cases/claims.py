@@ -40,7 +40,7 @@ def a_new_key_is_granted_and_written_whole(bench: Bench) -> None:
 
 
 def a_running_key_is_in_progress_for_everybody_else(bench: Bench) -> None:
-    """The duplicate learns the operation's id and how long the holder is still believed alive."""
+    """The duplicate gets the operation's id and the rest of the holder's lease."""
     bench.grant(attempt(nonce=1))
     bench.clock.advance(seconds=10)
     assert bench.claim(attempt(nonce=2)) == InProgress(attempt(nonce=1).operation_id, LEASE_US - 10_000_000)
@@ -56,7 +56,7 @@ def the_same_nonce_reads_its_own_claim_back(bench: Bench) -> None:
 
 
 def another_request_is_refused_in_every_state(bench: Bench) -> None:
-    """One key, one request: checked before the state, whatever that is."""
+    """One key, one request: the request is checked before the state, whatever the state is."""
     other = attempt(nonce=9, request=1)
 
     def check_refused(state: State) -> None:
@@ -75,7 +75,7 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
     bench.settle(grant, State.UNKNOWN, doubt="error")
     check_refused(State.UNKNOWN)
     bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
-    check_refused(State.PROCESSING)  # given back: the attempt before it may have begun
+    check_refused(State.PROCESSING)  # given back: the previous attempt may have begun
     grant = bench.grant(attempt(nonce=3, policy=IDEMPOTENT))
     check_refused(State.PROCESSING)
     bench.settle(grant)
@@ -108,7 +108,7 @@ def another_request_is_refused_even_under_the_same_nonce(bench: Bench) -> None:
 
 
 def an_idempotent_command_is_not_run_by_another_declaration(bench: Bench) -> None:
-    """Its effect may have happened: a handler that is not declared IDEMPOTENT promises no derived keys."""
+    """Its effect may have happened, and a handler not declared IDEMPOTENT promises no derived keys."""
     bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     bench.clock.advance(LEASE_US)
     unknown = OutcomeUnknown(attempt(nonce=1).operation_id, "effects-changed")
@@ -121,7 +121,7 @@ def an_idempotent_command_is_not_run_by_another_declaration(bench: Bench) -> Non
 
 
 def a_reservation_without_steps_is_granted_to_every_declaration(bench: Bench) -> None:
-    """CLAIMED and lapsed, and no step has begun: whatever the operation declares now, nothing had started."""
+    """CLAIMED and lapsed without a step: nothing had started, whatever the operation declares now."""
     for key, policy in (("external", EXTERNAL), ("idempotent", IDEMPOTENT)):
         again = attempt(key, nonce=2, policy=policy)
         bench.grant(attempt(key, nonce=1, starts=State.CLAIMED))
@@ -131,7 +131,7 @@ def a_reservation_without_steps_is_granted_to_every_declaration(bench: Bench) ->
 
 
 def another_recipe_is_neither_reuse_nor_run(bench: Bench) -> None:
-    """Another configuration cannot judge this fingerprint: it gets the recipe, in every state."""
+    """Another configuration cannot compare this fingerprint: it gets the recipe, in every state."""
     grant = bench.grant()
     told = Unreadable(attempt().operation_id, "recipe", attempt().recipe)
     assert bench.claim(attempt(nonce=2, recipe="2.newer")) == told
@@ -161,7 +161,7 @@ def a_batch_is_answered_in_its_order(bench: Bench) -> None:
 
 
 def an_attempt_that_comes_twice_in_a_batch_is_read_back(bench: Bench) -> None:
-    """Also where it takes a record over, and another attempt before it has met that record."""
+    """Also if it takes over a record, and an earlier attempt of the batch met that record."""
     bench.grant(attempt("k", policy=IDEMPOTENT))
     bench.clock.advance(seconds=120)
     reuses, again = attempt("k", nonce=3, request=1), attempt("k", nonce=2, policy=IDEMPOTENT)
@@ -172,7 +172,7 @@ def an_attempt_that_comes_twice_in_a_batch_is_read_back(bench: Bench) -> None:
 
 
 def look_tells_without_writing(bench: Bench) -> None:
-    """What would need a write is None; everything else is the verdict a claim would get."""
+    """A look returns None where a claim would write, else the verdict of that claim."""
     looks = (attempt("b", nonce=2), attempt("new"))
     bench.grant(attempt("b"))
     waiting, unseen = bench.do(lambda: bench.store.look(looks))
@@ -182,14 +182,14 @@ def look_tells_without_writing(bench: Bench) -> None:
 
 
 def a_claim_in_a_unit_is_a_claim(bench: Bench) -> None:
-    """The form for a transaction that is open already decides alike."""
+    """The form for an open transaction decides in the same way."""
     verdict = bench.do(lambda: bench.store.claim_in_unit(attempt()))
     assert isinstance(verdict, Proceed)
     assert isinstance(bench.do(lambda: bench.store.claim_in_unit(attempt(nonce=2))), InProgress)
 
 
 def the_fence_grows_over_every_grant_and_over_oblivion(bench: Bench) -> None:
-    """Release and regrant, takeover, resolution, purge and claim anew: never the same or a smaller fence."""
+    """Release and regrant, takeover, resolution, purge and new claim: the fence always grows."""
     fences = []
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     fences.append(grant.fence)
@@ -212,7 +212,7 @@ def the_fence_grows_over_every_grant_and_over_oblivion(bench: Bench) -> None:
 
 
 def the_fence_grows_even_if_the_clock_is_set_back(bench: Bench) -> None:
-    """Time helps the fence over a deletion; within a record it is not needed."""
+    """Only over a deletion does the fence need the clock; within a record it does not."""
     grant = bench.grant()
     bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
     bench.clock.advance(seconds=-3600)
@@ -237,12 +237,12 @@ def a_lapsed_external_command_is_never_run_again(bench: Bench) -> None:
     row = bench.row()
     bench.clock.advance(LEASE_US)
     assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(row.operation_id, "lapsed")
-    assert bench.claim(attempt()) == OutcomeUnknown(row.operation_id, "lapsed")  # its own nonce proves no more
+    assert bench.claim(attempt()) == OutcomeUnknown(row.operation_id, "lapsed")  # its own nonce does not help either
     assert bench.row() == row
 
 
 def an_idempotent_command_is_granted_anew_until_its_cap(bench: Bench) -> None:
-    """Three crashes are allowed (attempts_max=3), the fourth attempt is UNKNOWN: a poison command ends."""
+    """After three crashes (attempts_max=3) the fourth attempt is UNKNOWN, so that a poison command ends."""
     started = bench.clock()
     for crashes in range(3):
         grant = bench.grant(attempt(nonce=crashes, policy=IDEMPOTENT))
@@ -265,7 +265,7 @@ def an_idempotent_command_is_not_repeated_after_the_downstream_forgot(bench: Ben
 
 
 def a_visible_atomic_record_without_an_answer_is_unknown(bench: Bench) -> None:
-    """A lapsed one that is visible proves that the handler committed early."""
+    """A lapsed record that is visible proves that the handler committed early."""
     bench.grant(attempt(policy=Policy(effects="atomic")))
     bench.clock.advance(LEASE_US)
     told = OutcomeUnknown(attempt().operation_id, "committed-early")
@@ -291,7 +291,7 @@ def after_expiry_new_is_a_new_execution(bench: Bench) -> None:
 
 
 def after_expiry_is_fixed_at_the_claim(bench: Bench) -> None:
-    """A configuration that changed since does not change this record."""
+    """A later configuration does not change this record."""
     bench.settle(bench.grant())
     bench.clock.advance(DAY_US)
     assert bench.claim(attempt(nonce=2, policy=Policy(after_expiry="new"))) == KeyExpired(attempt().operation_id)
@@ -299,7 +299,7 @@ def after_expiry_is_fixed_at_the_claim(bench: Bench) -> None:
 
 
 def an_abandoned_claim_is_free_again(bench: Bench) -> None:
-    """Its handler never ran: the key is released at once, with the record's history kept."""
+    """Its handler never ran: the key is released at once, and the record keeps its history."""
     grant = bench.grant()
     assert bench.abandon(attempt())
     row = bench.row()
@@ -308,7 +308,7 @@ def an_abandoned_claim_is_free_again(bench: Bench) -> None:
 
 
 def a_claim_abandoned_before_it_landed_is_released_when_it_has(bench: Bench) -> None:
-    """Not seen: False, so that it is repeated. Seen later, even as UNKNOWN: released."""
+    """If the store has not seen the claim: False, so that the caller repeats. Seen later, even as UNKNOWN: released."""
     assert not bench.abandon(attempt())
     bench.grant()
     bench.clock.advance(LEASE_US)
@@ -319,7 +319,7 @@ def a_claim_abandoned_before_it_landed_is_released_when_it_has(bench: Bench) -> 
 
 
 def abandoning_touches_no_other_claim(bench: Bench) -> None:
-    """Neither another attempt's, nor one that was settled or released."""
+    """It touches neither another attempt's claim, nor one that was settled or released."""
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     assert not bench.abandon(attempt(nonce=2))
     bench.settle(grant, State.PROCESSING)
@@ -330,7 +330,7 @@ def abandoning_touches_no_other_claim(bench: Bench) -> None:
 
 
 def a_look_for_a_kept_answer_gives_nothing_else(bench: Bench) -> None:
-    """Only the sound, live answer of this very request, without a claim; where that is not there, a claim tells."""
+    """It returns only an intact, unexpired answer of this very request; in all other cases a claim decides."""
     again = attempt(nonce=2)
     assert bench.look_for_kept(again) is None  # never seen
     grant = bench.grant(attempt(nonce=1))

@@ -1,4 +1,4 @@
-"""Cases of joined transactions: the application's commit makes record and writes final, and nothing else does."""
+"""Cases of joined transactions: only the application's commit makes record and writes final."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _catch(act: Awaitable[object]) -> BaseException:
 
 
 async def the_users_commit_makes_the_record_and_the_writes_final(bench: JoinBench) -> None:
-    """Nothing is seen before it, everything after it; a replay runs nothing, and another payload is refused."""
+    """Nothing is visible before it, everything after it; a replay runs nothing; another payload is refused."""
     user = await bench.user()
     for n in (1, 2):
         await user.begin()
@@ -73,13 +73,13 @@ async def the_users_commit_makes_the_record_and_the_writes_final(bench: JoinBenc
     await user.commit()
     await user.begin()
     assert isinstance(await _catch(_never(bench, user.target, bench.command("k1", request=1))), KeyReusedError)
-    await user.insert(3)  # the transaction is the user's still
+    await user.insert(3)  # the transaction is still the user's
     await user.commit()
     assert bench.rows == [1, 2, 3]
 
 
 async def without_the_users_commit_nothing_remains_and_the_key_is_free(bench: JoinBench) -> None:
-    """However the transaction ends: an exception in the block, a rollback after it, a connection that is closed."""
+    """The transaction may end by an exception in the block, a rollback after it, or a closed connection."""
     user = await bench.user()
 
     async def fails() -> None:
@@ -119,7 +119,7 @@ async def a_transaction_that_has_read_and_written_is_joined(bench: JoinBench) ->
 
 
 async def a_transaction_that_has_written_is_refused_untouched(bench: JoinBench) -> None:
-    """Where the claim must be a transaction's first statement, it is refused, and the user's writes go on."""
+    """If the claim must be a transaction's first statement, the join is refused, and the user's writes continue."""
     user = await bench.user()
     await user.begin()
     await user.insert(7)
@@ -129,7 +129,7 @@ async def a_transaction_that_has_written_is_refused_untouched(bench: JoinBench) 
 
 
 async def two_commands_are_one_transaction(bench: JoinBench) -> None:
-    """Each has its record, one commit makes both final, and one is replayed inside of the same transaction."""
+    """Each has its record, one commit makes both final, and one of them is replayed inside of the same transaction."""
     user = await bench.user()
     await user.begin()
     await _makes(bench, user, "one", 1)
@@ -140,7 +140,7 @@ async def two_commands_are_one_transaction(bench: JoinBench) -> None:
 
 
 async def a_savepoint_inside_of_the_block_is_the_users_own(bench: JoinBench) -> None:
-    """One that is rolled back takes its writes alone, one that is released keeps them."""
+    """A rollback to it undoes only its own writes; a release keeps them."""
     user = await bench.user()
 
     async def undone() -> None:
@@ -159,7 +159,7 @@ async def a_savepoint_inside_of_the_block_is_the_users_own(bench: JoinBench) -> 
 
 
 async def a_join_inside_of_a_savepoint_is_refused(bench: JoinBench) -> None:
-    """Rolled back to, it would take the record away, and the command would run again."""
+    """A rollback to the savepoint would remove the record, and the command would run again."""
     user = await bench.user()
     await user.begin()
     if bench.subject.joins_begun:
@@ -175,7 +175,7 @@ async def a_join_inside_of_a_savepoint_is_refused(bench: JoinBench) -> None:
 
 
 async def a_savepoint_that_is_open_at_the_end_takes_nothing_back(bench: JoinBench) -> None:
-    """The block refuses to settle behind it, or has released it, so that no rollback to it undoes the writes alone."""
+    """The block refuses to settle after it, or releases it, so that no rollback to it can undo only the writes."""
     user = await bench.user()
     is_refused = bench.subject.open_savepoint == "refused"
     left_open: list[Any] = []
@@ -192,27 +192,27 @@ async def a_savepoint_that_is_open_at_the_end_takes_nothing_back(bench: JoinBenc
         error = await _catch(leaves_it_open())
         assert isinstance(error, JoinRefused), error
         assert "still open" in str(error)
-        with suppress(Exception):  # what a library thinks of the end of its savepoint is its own
+        with suppress(Exception):  # libraries may raise differently at the end of the savepoint
             await left_open[0].__aexit__(Failed, Failed(), None)
         await user.rollback()
     else:
         await leaves_it_open()
         assert isinstance(await _catch(user.execute("ROLLBACK TO SAVEPOINT mine")), Exception)
-        with suppress(Exception):  # the block's own end meets the same
+        with suppress(Exception):  # the block's own end raises it, too
             await left_open[0].__aexit__(None, None, None)
         await user.commit()
     assert (bench.rows, bench.states) == (([], []) if is_refused else ([1], [State.SUCCEEDED]))
 
 
 async def without_a_transaction_it_is_refused(bench: JoinBench) -> None:
-    """A connection that commits each statement would commit the record alone."""
+    """A connection with autocommit would commit the record alone."""
     user = await bench.user()
     assert isinstance(await _catch(_never(bench, user.target)), JoinRefused)
     assert (bench.rows, bench.states) == ([], [])
 
 
 async def another_database_is_refused(bench: JoinBench) -> None:
-    """The record and the writes would be two commits; the user's transaction continues."""
+    """Record and writes would be two commits. The user's transaction continues."""
     stranger = bench.subject.elsewhere()
     if stranger is None:
         return
@@ -225,13 +225,13 @@ async def another_database_is_refused(bench: JoinBench) -> None:
 
 
 async def what_is_no_connection_is_refused(bench: JoinBench) -> None:
-    """With a sentence that says what can be joined."""
+    """The error says what can be joined."""
     for thing in (None, "a text", object(), asyncio):
         assert isinstance(await _catch(_never(bench, thing)), JoinRefused)
 
 
 async def a_command_that_is_not_atomic_is_refused(bench: JoinBench) -> None:
-    """Committed early, any other would run again."""
+    """After an early commit, any other command would run again."""
     user = await bench.user()
     await user.begin()
     for effects in ("external", "idempotent"):
@@ -264,7 +264,7 @@ async def an_early_commit_is_told_and_unknown(bench: JoinBench) -> None:
 
 
 async def an_early_rollback_is_told_and_leaves_no_record(bench: JoinBench) -> None:
-    """Also where another transaction was begun since, and its commit follows against the advice."""
+    """Also if another transaction has begun since, and is committed against the advice."""
     user = await bench.user()
 
     async def rolls_back(*, again: bool) -> None:
@@ -292,7 +292,7 @@ async def an_early_rollback_is_told_and_leaves_no_record(bench: JoinBench) -> No
 
 
 async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) -> None:
-    """Where an error fails the transaction, the block raises, and no join begins in one that has failed."""
+    """If an error fails the transaction, the block raises, and no join begins in a failed transaction."""
     user = await bench.user()
 
     async def swallows() -> None:
@@ -319,7 +319,7 @@ async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) 
 
 
 async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None:
-    """The join reports it in time, and the user continues."""
+    """The join reports it without a long wait, and the user continues."""
     user = await bench.user()
     tells = bench.subject.tells_running
 
@@ -342,7 +342,7 @@ async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None
 
 
 async def one_of_many_at_once_wins(bench: JoinBench) -> None:
-    """Several transactions with one key: one effect, and all others learn of it, or get its answer."""
+    """Several transactions with one key have one effect; all others get "in progress" or the answer."""
     users = [await bench.user() for _ in range(bench.subject.users_max)]
 
     async def attempt(user: JoinUser) -> str:
@@ -365,7 +365,7 @@ async def one_of_many_at_once_wins(bench: JoinBench) -> None:
 
 
 async def a_read_only_transaction_replays_and_runs_nothing(bench: JoinBench) -> None:
-    """What was answered is given again; a new command is refused before its handler."""
+    """A stored answer is replayed; a new command is refused before its handler."""
     assert bench.subject.read_only is not None
     user = await bench.user()
     await user.begin()

@@ -1,6 +1,6 @@
-"""New keys that are counted: which claims take a place, who is refused, and when a place is free again.
+"""Cases of quotas: which claims take a place, which are refused, and when a place is free again.
 
-A store without quotas lacks that capability, and claims as if there were no quota.
+A store without quotas lacks this capability, and claims as if there were no quota.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_counted_claim(
     nonce: int = 1,
     request: int = 0,
 ) -> Claim:
-    """A claim whose new record is counted."""
+    """Make a claim whose new record is counted."""
     allowance = Allowance(bits("quota", caller), new_keys, SLICE_US, open_max, unknown_max)
     return attempt(key, nonce=nonce, request=request, policy=EXTERNAL)._replace(quota=allowance)
 
@@ -59,7 +59,7 @@ def only_new_keys_take_a_place(bench: Bench) -> None:
 
 
 def a_batch_gets_the_places_that_are_left(bench: Bench) -> None:
-    """Of several new keys in one batch as many are granted as there is room for; another caller's are not touched."""
+    """As many new keys of a batch are granted as there is room for; another caller's keys are not affected."""
     if not _is_counting(bench):
         return
     bench.grant(make_counted_claim("first"))
@@ -77,7 +77,7 @@ def a_batch_gets_the_places_that_are_left(bench: Bench) -> None:
 
 
 def a_place_is_free_after_the_window_and_a_slice(bench: Bench) -> None:
-    """Not before, wherever in a slice it was taken; the verdict says how long that is."""
+    """Not earlier, wherever in a slice it was taken; the verdict has the waiting time."""
     if not _is_counting(bench):
         return
     bench.clock.set(WINDOW_US * 1000 + SLICE_US - 1)
@@ -93,7 +93,7 @@ def a_place_is_free_after_the_window_and_a_slice(bench: Bench) -> None:
 
 
 def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
-    """Three hundred attempts at random times: in no window more, and none is refused while there is room."""
+    """Three hundred attempts at random times: no window has more, and none is refused while there is room."""
     if not _is_counting(bench):
         return
     pick = random.Random(7)  # noqa: S311 - the same attempts each time
@@ -113,7 +113,7 @@ def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
 
 
 def a_clock_set_back_frees_nothing(bench: Bench) -> None:
-    """By a little or by a day; and no claim is refused until it has caught up."""
+    """Neither by a little nor by a day; and no claim is refused until the clock has caught up."""
     if not _is_counting(bench):
         return
     for number in range(3):
@@ -132,7 +132,7 @@ def a_clock_set_back_frees_nothing(bench: Bench) -> None:
 
 
 def another_window_keeps_what_was_counted(bench: Bench) -> None:
-    """A quota that is declared again with another window counts what was taken under the former one."""
+    """A quota with a changed window counts the places taken under the former one."""
     if not _is_counting(bench):
         return
     for number in range(3):
@@ -145,7 +145,7 @@ def another_window_keeps_what_was_counted(bench: Bench) -> None:
 
 
 def unfinished_commands_are_bounded(bench: Bench) -> None:
-    """A place is free once one of them is settled, however it ended but unknown."""
+    """A place is free once one of them is settled with any outcome but UNKNOWN."""
     if not _is_counting(bench):
         return
 
@@ -165,7 +165,7 @@ def unfinished_commands_are_bounded(bench: Bench) -> None:
 
 
 def unknown_outcomes_are_bounded(bench: Bench) -> None:
-    """As many as there may be stand in the way of new keys, until they are settled."""
+    """At the limit, unknown outcomes block new keys until they are settled."""
     if not _is_counting(bench):
         return
 
@@ -187,7 +187,7 @@ def unknown_outcomes_are_bounded(bench: Bench) -> None:
 
 
 def a_record_that_is_granted_again_takes_no_place(bench: Bench) -> None:
-    """What had no effect runs again under its key although the quota is used up."""
+    """A command without effect runs again under its key although the quota is used up."""
     if not _is_counting(bench):
         return
     bench.settle(bench.grant(make_counted_claim("0")), State.FAILED_NOT_REPLAYABLE)
@@ -198,7 +198,7 @@ def a_record_that_is_granted_again_takes_no_place(bench: Bench) -> None:
 
 
 def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
-    """A purge drops the counts of callers who have not come for a window; then they begin again."""
+    """A purge drops the counts of callers without a claim for a window; then they start from zero."""
     if not _is_counting(bench):
         return
     for number in range(3):

@@ -29,7 +29,7 @@ ROUNDS = 4
 
 
 def one_of_many_claims_is_granted(bench: Bench) -> None:
-    """Of a dozen at once, on a new key: one grant, and all others get that one operation."""
+    """A dozen concurrent claims on a new key: one grant, and all others get its operation."""
     for number in range(ROUNDS):
         claims = [attempt(str(number), nonce=n) for n in range(RACERS)]
         verdicts = bench.race([partial(bench.store.claim, (claim,)) for claim in claims])
@@ -41,7 +41,7 @@ def one_of_many_claims_is_granted(bench: Bench) -> None:
 
 
 def one_claim_sent_many_times_is_one_grant(bench: Bench) -> None:
-    """The same nonce, delivered again and again at once: everybody reads the same grant."""
+    """The same nonce, delivered many times at once: every delivery reads the same grant."""
     replies = bench.race([partial(bench.store.claim, (attempt(),)) for _ in range(RACERS)])
     assert len({verdict for [verdict] in replies}) == 1
     assert bench.row().attempt == 1
@@ -59,7 +59,7 @@ def one_of_many_takes_over(bench: Bench) -> None:
 
 
 def two_requests_race_for_one_key(bench: Bench) -> None:
-    """Whichever request comes first has the key; all the others of the other one are refused."""
+    """The first request gets the key; all attempts of the other request are refused."""
     for number in range(ROUNDS):
         claims = [attempt(str(number), nonce=n, request=n % 2) for n in range(RACERS)]
         replies = [verdict for [verdict] in bench.race([partial(bench.store.claim, (claim,)) for claim in claims])]
@@ -78,7 +78,7 @@ def one_settlement_stands(bench: Bench) -> None:
 
 
 def holder_and_operator_never_both_win(bench: Bench) -> None:
-    """The late holder settles while the operator says "did not happen": one is written, the other learns of it."""
+    """The late holder settles while the operator says "did not happen": one is written, the other gets that outcome."""
     for number in range(ROUNDS):
         grant = bench.grant(attempt(str(number)))
         bench.clock.advance(10 * LEASE_US)
@@ -109,7 +109,7 @@ def a_batch_and_its_members_race(bench: Bench) -> None:
 
 
 def the_store_is_what_it_declares(bench: Bench) -> None:
-    """Capabilities are promises: what another process sees, what is left after this one, what ATOMIC needs."""
+    """Capabilities are promises: what other processes see, what survives this one, what ATOMIC needs."""
     declared = bench.store.capabilities
     grant = bench.grant()
     bench.settle(grant)

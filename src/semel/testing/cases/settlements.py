@@ -56,7 +56,7 @@ def an_answer_is_replayed_as_it_was(bench: Bench) -> None:
 
 
 def an_answer_in_a_buffer_is_replayed_as_bytes(bench: Bench) -> None:
-    """What frameworks also send for a body; what becomes of the buffer later changes nothing."""
+    """Frameworks also send buffers as bodies; later changes of the buffer do not change the answer."""
     for number, kind in enumerate((bytearray, memoryview)):
         body, grant = bytearray(b"made"), bench.grant(attempt(f"{number}"))
         assert bench.settle(grant, answer=OK._replace(body=kind(body))) == Settled()
@@ -76,7 +76,7 @@ def a_command_without_a_kept_answer_is_done_all_the_same(bench: Bench) -> None:
 
 
 def a_settlement_is_written_whole(bench: Bench) -> None:
-    """Everything the settlement carries, and the three times."""
+    """The record has everything of the settlement, and the three times."""
     grant, now = bench.grant(), bench.clock.advance(seconds=3)
     last = settlement(grant)._replace(
         error_code="E1", business_ref="INV-7", resource_type="payment", resource_id="\U0001f600"
@@ -90,7 +90,7 @@ def a_settlement_is_written_whole(bench: Bench) -> None:
 
 
 def a_repeated_settlement_is_recognised(bench: Bench) -> None:
-    """Already mine, in every final state; nothing is written again, not even the time."""
+    """It gets "already mine" in every final state; nothing is written again, not even the time."""
     for state in FINAL:
         grant = bench.grant(attempt(state.name))
         assert bench.settle(grant, state) == Settled()
@@ -101,7 +101,7 @@ def a_repeated_settlement_is_recognised(bench: Bench) -> None:
 
 
 def a_holder_cannot_change_its_mind(bench: Bench) -> None:
-    """A second, different settlement is refused, whether by answer or by state."""
+    """A second settlement with another answer or another state is refused."""
     grant = bench.grant()
     bench.settle(grant)
     assert bench.settle(grant, answer=OTHER) == Superseded(State.SUCCEEDED)
@@ -111,7 +111,7 @@ def a_holder_cannot_change_its_mind(bench: Bench) -> None:
 
 
 def a_superseded_holder_writes_nothing(bench: Bench) -> None:
-    """After a takeover: no settlement, renewal, mark or abandonment of the old holder takes effect."""
+    """After a takeover, no settlement, renewal, mark or abandonment of the old holder takes effect."""
     old = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     bench.clock.advance(LEASE_US)
     bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
@@ -136,7 +136,7 @@ def a_guess_at_fence_or_nonce_is_not_enough(bench: Bench) -> None:
 
 
 def what_was_never_claimed_cannot_be_settled(bench: Bench) -> None:
-    """Gone, or never there."""
+    """The record is gone, or never existed."""
     grant = bench.grant(attempt("a"))._replace(id=attempt("b").id)
     assert bench.settle(grant) == Superseded(None)
     assert not bench.renew(grant)
@@ -144,7 +144,7 @@ def what_was_never_claimed_cannot_be_settled(bench: Bench) -> None:
 
 
 def a_late_holder_may_still_tell_the_truth(bench: Bench) -> None:
-    """A lapse destroys nothing: who was not superseded may settle, before and after the reaper came."""
+    """A lapse destroys nothing: a holder that was not superseded may settle, before and after the reaper."""
     for seen in (False, True):
         grant = bench.grant(attempt(str(seen)))
         bench.clock.advance(10 * LEASE_US)
@@ -155,7 +155,7 @@ def a_late_holder_may_still_tell_the_truth(bench: Bench) -> None:
 
 
 def a_late_holder_may_renew_from_unknown_by_lapse(bench: Bench) -> None:
-    """It reads PROCESSING again; at the deadline that ends."""
+    """The state is PROCESSING again; after the deadline no renewal is possible."""
     grant = bench.grant()
     bench.clock.advance(LEASE_US)
     assert [row.doubt for row in bench.lapse()] == ["lapsed"]
@@ -171,7 +171,7 @@ def a_late_holder_may_renew_from_unknown_by_lapse(bench: Bench) -> None:
 
 
 def only_a_living_open_holder_renews(bench: Bench) -> None:
-    """Not who settled, gave back, or left the outcome unknown itself."""
+    """A holder that settled, gave its lease back, or reported UNKNOWN cannot renew."""
     for state in (*FINAL, State.UNKNOWN, State.PROCESSING):
         grant = bench.grant(attempt(state.name, policy=IDEMPOTENT))
         bench.settle(grant, state, doubt="error")
@@ -179,7 +179,7 @@ def only_a_living_open_holder_renews(bench: Bench) -> None:
 
 
 def an_unknown_word_keeps_its_doubt(bench: Bench) -> None:
-    """The handler cannot know the outcome: every attempt gets its reason, until an operator settles."""
+    """If the handler reports UNKNOWN, every attempt gets its reason, until an operator settles."""
     grant = bench.grant()
     assert bench.settle(grant, State.UNKNOWN, doubt="error:TimeoutError") == Settled()
     assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(grant.operation_id, "error:TimeoutError")
@@ -189,8 +189,8 @@ def an_unknown_word_keeps_its_doubt(bench: Bench) -> None:
 
 
 def a_lease_given_back_is_free_at_once(bench: Bench) -> None:
-    """An IDEMPOTENT handler that raised: run again, same operation, no crash counted, and it has settled for good."""
-    for tries in range(5):  # more than attempts_max: these were no crashes
+    """An IDEMPOTENT handler raised: a retry runs the same operation, no crash counts, and the old grant is over."""
+    for tries in range(5):  # more than attempts_max, since these were no crashes
         grant = bench.grant(attempt(nonce=tries, policy=IDEMPOTENT))
         assert (grant.attempt, grant.lapses) == (tries + 1, 0)
         assert bench.settle(grant, State.PROCESSING, doubt="error") == Settled()
@@ -200,7 +200,7 @@ def a_lease_given_back_is_free_at_once(bench: Bench) -> None:
 
 
 def a_mark_says_that_no_answer_will_be_kept(bench: Bench) -> None:
-    """On an open record, before the first byte leaves; it stays open."""
+    """It is set on an open record, before the first byte leaves; the record stays open."""
     grant = bench.grant()
     assert bench.mark_not_kept(grant)
     assert (bench.row().state, bench.row().answer_kind) == (State.PROCESSING, AnswerKind.NOT_KEPT)
@@ -211,7 +211,7 @@ def a_mark_says_that_no_answer_will_be_kept(bench: Bench) -> None:
 
 
 def a_mark_takes_no_answer_away(bench: Bench) -> None:
-    """An answer that may have reached a client stays: the mark is for open records."""
+    """The mark is for open records only: an answer that may have reached a client stays."""
     grant = bench.grant()
     bench.settle(grant)
     assert not bench.mark_not_kept(grant)
@@ -219,7 +219,7 @@ def a_mark_takes_no_answer_away(bench: Bench) -> None:
 
 
 def a_corrupt_answer_is_refused_and_never_run(bench: Bench) -> None:
-    """A flipped bit, however it came there, is seen by the digest; the key stays blocked."""
+    """The digest detects a flipped bit, whatever its cause; the key stays blocked."""
     grant = bench.grant()
     bench.settle(grant)
     row = bench.row()
@@ -230,14 +230,14 @@ def a_corrupt_answer_is_refused_and_never_run(bench: Bench) -> None:
 
 
 def an_unknown_state_is_refused_and_never_run(bench: Bench) -> None:
-    """A state of a newer Semel, or a bit flipped there."""
+    """The state is from a newer Semel, or has a flipped bit."""
     grant = bench.grant()
     bench.corrupt(bench.row()._replace(state=77))
     assert bench.claim(attempt(nonce=2)) == Unreadable(grant.operation_id, "corrupt")
 
 
 def an_operator_settles_an_unknown_record(bench: Bench) -> None:
-    """With the answer that was found, without one, or as "did not happen"; the former holder is superseded."""
+    """The operator settles it with an answer, without one, or as "did not happen"; the former holder is superseded."""
     for name, happened, answer in (("found", True, OTHER), ("done", True, None), ("not", False, None)):
         grant = bench.grant(attempt(name))
         bench.clock.advance(10 * LEASE_US)
@@ -257,7 +257,7 @@ def an_operator_settles_an_unknown_record(bench: Bench) -> None:
 
 
 def an_operator_must_wait_for_the_deadline_or_force(bench: Bench) -> None:
-    """The handler may still be running: refused with the time left, unless forced."""
+    """The handler may still be running: the settlement is refused with the time left, unless forced."""
     grant = bench.grant()
     bench.clock.advance(LEASE_US)
     assert bench.resolve(grant, happened=False) == TooEarly(9 * LEASE_US)
@@ -265,26 +265,26 @@ def an_operator_must_wait_for_the_deadline_or_force(bench: Bench) -> None:
 
 
 def an_operator_settles_only_what_was_seen(bench: Bench) -> None:
-    """Compare-and-set on the fence; never a living holder's record, never a settled one."""
+    """The settlement is a compare-and-set on the fence; a living holder's record or a settled one is refused."""
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
-    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # it lives
+    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # the holder is alive
     bench.clock.advance(LEASE_US)
     later = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
     bench.clock.advance(LEASE_US)
-    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # not the one that was seen
+    assert bench.resolve(grant, forced=True) == MovedOn(State.PROCESSING)  # not the record that the operator saw
     bench.settle(later)
     assert bench.resolve(later, forced=True) == MovedOn(State.SUCCEEDED)
     assert bench.do(lambda: bench.store.audit(None, 10)) == []
 
 
 def an_operator_ends_a_command_that_rests_between_its_steps(bench: Bench) -> None:
-    """Only by a resolution that ends it, and only once its lease is over; a late retry gets that outcome."""
+    """Only a final resolution is accepted, and only after its lease; a late retry gets that outcome."""
     ends = ((True, False, State.SUCCEEDED), (True, True, State.FAILED_REPLAYABLE), (False, False, FINAL[2]))
     for happened, refused, state in ends:
         claim = attempt(state.name, starts=State.CLAIMED)
         grant = bench.grant(claim)
         given: _Given = {"happened": happened, "answer": OTHER if happened else None, "refused": refused}
-        assert bench.resolve(grant, **given, forced=True, ends=()) == MovedOn(State.CLAIMED)  # it lives
+        assert bench.resolve(grant, **given, forced=True, ends=()) == MovedOn(State.CLAIMED)  # the holder is alive
         bench.clock.advance(LEASE_US)
         row = bench.row(grant.id)
         assert bench.resolve(grant, **given, forced=True) == MovedOn(State.CLAIMED)  # a retry continues
@@ -311,7 +311,7 @@ def an_operator_ends_a_command_that_rests_between_its_steps(bench: Bench) -> Non
 
 
 def every_resolution_is_audited(bench: Bench) -> None:
-    """Who, what, why, under which fence; newest first, of one record or of all."""
+    """The audit has the operator, the resolution, the reason and the fence; newest first, for one record or all."""
     for key in ("a", "b"):
         grant = bench.grant(attempt(key))
         bench.clock.advance(10 * LEASE_US)
@@ -325,7 +325,7 @@ def every_resolution_is_audited(bench: Bench) -> None:
 
 
 def a_policy_that_changed_does_not_change_a_record(bench: Bench) -> None:
-    """The terms of the claim rule until the next grant."""
+    """The claim's terms apply until the next grant."""
     grant = bench.grant(attempt(policy=Policy(answer_seconds=60, tombstone_seconds=120)))
     bench.settle(grant)
     assert bench.row().answer_until == bench.clock() + 60_000_000

@@ -1,4 +1,4 @@
-"""Cases of ATOMIC units: whatever a handler does to its transaction, it is one commit, or nothing."""
+"""Cases of ATOMIC units: whatever a handler does to its transaction, the result is one commit, or nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 REFUSAL: Final = Answer(409, (), b"out of stock")
 BROKEN: Final = Answer(500, (), b"")
-_ASYNCHRONOUS: Final = ("__aenter__", "ensure_closed", "fetchrow")  # what psycopg, asyncmy and asyncpg have for a loop
+_ASYNCHRONOUS: Final = ("__aenter__", "ensure_closed", "fetchrow")  # psycopg, asyncmy and asyncpg for a loop
 
 
 class Failed(Exception):
@@ -38,7 +38,7 @@ class Failed(Exception):
 
 
 class Gone(BaseException):
-    """Not even an Exception."""
+    """An error that is not even an Exception."""
 
 
 def _inserts(n: int = 1, end: Answer | BaseException = OK) -> Handler:
@@ -62,7 +62,7 @@ def _catch(act: Callable[[], object]) -> BaseException:
 
 
 def _ends(bench: UnitBench, key: str, handler: Handler, end: Answer | BaseException, policy: Policy = ATOMIC) -> None:
-    """Run a command whose handler ends like this, and see its caller get just that."""
+    """Run a command whose handler ends in this way, and check that its caller gets the same."""
     if isinstance(end, BaseException):
         assert _catch(lambda: bench.run(key, handler, policy)) is end
     else:
@@ -84,7 +84,7 @@ async def _is_refused(db: Writes, statement: str) -> bool:
 
 
 def writes_record_and_answer_are_one_commit(bench: UnitBench) -> None:
-    """Nothing is seen before the commit; then everything; a replay runs nothing."""
+    """Before the commit nothing is visible, after it everything; a replay runs nothing."""
 
     async def handler(db: Writes) -> Answer:
         await db.insert(1)
@@ -100,7 +100,7 @@ def writes_record_and_answer_are_one_commit(bench: UnitBench) -> None:
 
 
 def what_proves_nothing_is_rolled_back_and_runs_again(bench: UnitBench) -> None:
-    """An exception of any kind, and an answer that asks to try again, leave no record and no row."""
+    """An exception of any kind, and an answer that asks for a retry, leave no record and no row."""
     ends: list[tuple[Answer | BaseException, Policy]] = [
         *((end, ATOMIC) for end in (Failed(), Gone(), NothingHappened(), BROKEN, Answer(429, (), b""))),
         (REFUSAL, Policy(effects="atomic", replay="2xx")),
@@ -113,7 +113,7 @@ def what_proves_nothing_is_rolled_back_and_runs_again(bench: UnitBench) -> None:
 
 
 def a_refusal_keeps_the_record_and_not_the_rows(bench: UnitBench) -> None:
-    """A definite refusal is rolled back, and stored by itself."""
+    """A definite refusal rolls the rows back; its record is stored separately."""
     assert bench.run("k", _inserts(end=REFUSAL)).answer == REFUSAL
     assert (bench.rows, bench.states) == ([], [State.FAILED_REPLAYABLE])
     again = bench.run("k", _never)
@@ -121,7 +121,7 @@ def a_refusal_keeps_the_record_and_not_the_rows(bench: UnitBench) -> None:
 
 
 def a_handlers_commit_survives_its_rollback_and_commits_nothing(bench: UnitBench) -> None:
-    """``commit()`` keeps writes for Semel's commit; ``rollback()`` undoes what came after it."""
+    """``commit()`` keeps writes for Semel's commit; ``rollback()`` undoes later writes."""
     ends: list[Answer | Exception] = [OK, Failed(), REFUSAL]
     for n, end in enumerate(ends, start=1):
 
@@ -141,7 +141,7 @@ def a_handlers_commit_survives_its_rollback_and_commits_nothing(bench: UnitBench
 
 
 def a_rollback_of_all_writes_keeps_the_claim(bench: UnitBench) -> None:
-    """``rollback()`` before any commit undoes the handler's writes alone."""
+    """``rollback()`` before any commit undoes only the handler's writes."""
 
     async def handler(db: Writes) -> Answer:
         await db.insert(7)
@@ -154,7 +154,7 @@ def a_rollback_of_all_writes_keeps_the_claim(bench: UnitBench) -> None:
 
 
 def a_savepoint_of_the_handlers_is_its_own(bench: UnitBench) -> None:
-    """One that is rolled back to and left open harms neither the other writes nor the record."""
+    """A savepoint that is rolled back to and left open harms neither the other writes nor the record."""
 
     async def handler(db: Writes) -> Answer:
         await db.insert(1)
@@ -187,7 +187,7 @@ def an_early_commit_is_unknown_however_the_handler_ends(bench: UnitBench) -> Non
 
 
 def an_early_rollback_leaves_nothing(bench: UnitBench) -> None:
-    """The record went with the rollback: what is written after it must not be committed alone."""
+    """The rollback also removed the record: later writes must not be committed alone."""
 
     async def handler(db: Writes) -> Answer:
         await db.insert(1)
@@ -201,7 +201,7 @@ def an_early_rollback_leaves_nothing(bench: UnitBench) -> None:
 
 
 def a_write_after_the_end_fails(bench: UnitBench) -> None:
-    """A connection that the handler has kept is closed to it, and the next command is not disturbed."""
+    """A handler cannot use its connection after its end, and does not disturb the next command."""
     ends: list[Answer | Exception] = [OK, Failed(), REFUSAL]
     for n, end in enumerate(ends, start=1):
         kept: list[Writes] = []
@@ -221,7 +221,7 @@ def a_write_after_the_end_fails(bench: UnitBench) -> None:
 
 
 def a_constraint_that_only_the_commit_checks_leaves_nothing(bench: UnitBench) -> None:
-    """The constraint's error says what to correct, and the key is free."""
+    """The caller gets the constraint's error, and the key is free."""
     assert bench.subject.deferred is not None
     table, statement = bench.subject.deferred
     bench.subject.look(table)
@@ -240,7 +240,7 @@ def a_constraint_that_only_the_commit_checks_leaves_nothing(bench: UnitBench) ->
 
 
 def a_write_that_no_rollback_undoes_is_unknown(bench: UnitBench) -> None:
-    """A table without transactions keeps what a failed handler wrote: its key must not run again."""
+    """A table without transactions keeps a failed handler's writes: the key must not run again."""
     assert bench.subject.outlasting is not None
     table, statement = bench.subject.outlasting
     bench.subject.look(table)
@@ -269,7 +269,7 @@ def what_reaches_beyond_the_transaction_is_refused(bench: UnitBench) -> None:
 
 
 def a_settle_that_was_superseded_commits_nothing(bench: UnitBench) -> None:
-    """The transaction ended behind its unit, and another process has run the command: its outcome counts."""
+    """If the transaction ended early and another process has run the command, that process's outcome counts."""
     other = bench.start()
     stands = Answer(201, (), b"made by the other process")
 
@@ -313,7 +313,7 @@ def a_running_command_is_not_run_by_another_process(bench: UnitBench) -> None:
 
 
 class _LosingUnit:
-    """A unit whose settle or commit is lost: before the server gets it, or with the server's answer."""
+    """A unit whose settlement or commit is lost: on the way to the server, or on the way back."""
 
     def __init__(self, unit: Any, *, arrives: bool) -> None:
         self._unit = unit
@@ -357,7 +357,7 @@ def _losing(backend: Backend, *, arrives: bool) -> Backend:
 
 
 def a_commit_whose_answer_was_lost_is_read_back(bench: UnitBench) -> None:
-    """The record, seen from outside, is the evidence: the caller gets the answer, and a retry its replay."""
+    """The stored record is the evidence: the caller gets the answer, and a retry its replay."""
     process = bench.start(lambda backend: _losing(backend, arrives=True))
     assert process.run("k", _inserts()).answer == OK
     assert (bench.rows, bench.states) == ([1], [State.SUCCEEDED])
@@ -365,7 +365,7 @@ def a_commit_whose_answer_was_lost_is_read_back(bench: UnitBench) -> None:
 
 
 def a_commit_that_never_arrived_leaves_nothing(bench: UnitBench) -> None:
-    """The caller learns that it may retry, and the retry runs."""
+    """The caller gets a retryable error, and the retry runs."""
     process = bench.start(lambda backend: _losing(backend, arrives=False))
     assert isinstance(_catch(lambda: process.run("k", _inserts())), StoreError)
     assert (bench.rows, bench.states) == ([], [])
@@ -374,7 +374,7 @@ def a_commit_that_never_arrived_leaves_nothing(bench: UnitBench) -> None:
 
 
 def the_connection_blocks_as_the_store_declares(bench: UnitBench) -> None:
-    """Who writes on it awaits it on an event loop, unless the store declares ``blocking_units``."""
+    """On an event loop, a handler awaits its writes, unless the store declares ``blocking_units``."""
     seen: list[bool] = []
 
     async def handler(db: Writes) -> Answer:

@@ -15,7 +15,7 @@ from semel.testing.cases.claims import DAY_US, LEASE_US
 
 
 def a_lapse_makes_the_unknown_visible(bench: Bench) -> None:
-    """EXTERNAL and ATOMIC at the lease's end, not a microsecond before; the fence stays the holder's."""
+    """EXTERNAL and ATOMIC lapse at the lease's end, not a microsecond before; the fence stays the holder's."""
     external = bench.grant(attempt("e"))
     bench.grant(attempt("a", policy=Policy(effects="atomic")))
     bench.grant(attempt("i", policy=IDEMPOTENT))
@@ -33,7 +33,7 @@ def a_lapse_makes_the_unknown_visible(bench: Bench) -> None:
 
 
 def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> None:
-    """Past dedup_for or attempts_max: as an attempt would find it. A released lease counts as no crash."""
+    """It marks them past dedup_for or attempts_max, as an attempt would. A released lease does not count as a crash."""
     short = Policy(effects="idempotent", dedup_for_seconds=40)
     once = Policy(effects="idempotent", attempts_max=1)
     bench.grant(attempt("dedup", policy=short))
@@ -47,7 +47,7 @@ def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> No
 
 
 def a_lapse_marks_a_reservation_whose_lease_was_given_back(bench: Bench) -> None:
-    """CLAIMED, and released as PROCESSING: from then on it lapses as any other."""
+    """A CLAIMED record that was released as PROCESSING lapses like any other."""
     short = Policy(effects="idempotent", dedup_for_seconds=40)
     bench.settle(bench.grant(attempt(policy=short, starts=State.CLAIMED)), State.PROCESSING)
     assert bench.lapse() == []
@@ -56,7 +56,7 @@ def a_lapse_marks_a_reservation_whose_lease_was_given_back(bench: Bench) -> None
 
 
 def a_lapse_takes_the_oldest_leases_first(bench: Bench) -> None:
-    """In rounds of a limit, oldest lease first."""
+    """Each round takes up to a limit, oldest lease first."""
     ids = []
     for number in range(5):
         ids.append(bench.grant(attempt(str(number))).id)
@@ -66,7 +66,7 @@ def a_lapse_takes_the_oldest_leases_first(bench: Bench) -> None:
 
 
 def retention_starts_at_settlement(bench: Bench) -> None:
-    """However long the command ran, the answer lives its whole time."""
+    """The answer is kept for its whole retention, however long the command ran."""
     grant = bench.grant()
     bench.clock.advance(3 * DAY_US)
     bench.settle(grant)
@@ -78,7 +78,7 @@ def retention_starts_at_settlement(bench: Bench) -> None:
 
 
 def an_answer_goes_before_its_tombstone(bench: Bench) -> None:
-    """Both ten minutes after their time: a clock that steps back must not meet a record already gone."""
+    """Both go ten minutes late, so that a clock set back does not miss a record that should still exist."""
     grant = bench.grant()
     bench.settle(grant)
     settled = bench.clock()
@@ -101,7 +101,7 @@ def an_answer_goes_before_its_tombstone(bench: Bench) -> None:
 
 
 def what_is_open_or_unknown_is_never_forgotten(bench: Bench) -> None:
-    """Not CLAIMED, PROCESSING, UNKNOWN, nor a released lease: however old."""
+    """CLAIMED, PROCESSING and UNKNOWN records and released leases stay, however old."""
     bench.grant(attempt("claimed", starts=State.CLAIMED))
     bench.grant(attempt("processing"))
     bench.settle(bench.grant(attempt("unknown")), State.UNKNOWN)
@@ -112,7 +112,7 @@ def what_is_open_or_unknown_is_never_forgotten(bench: Bench) -> None:
 
 
 def a_key_reopened_is_not_forgotten_by_its_old_clock(bench: Bench) -> None:
-    """A released record that is granted again is open: its former end no longer counts."""
+    """A released record that is granted again is open: its former expiry no longer counts."""
     bench.settle(bench.grant(), State.FAILED_NOT_REPLAYABLE)
     bench.clock.advance(29 * DAY_US)
     bench.grant(attempt(nonce=2))
@@ -122,7 +122,7 @@ def a_key_reopened_is_not_forgotten_by_its_old_clock(bench: Bench) -> None:
 
 
 def a_purge_walks_in_chunks(bench: Bench) -> None:
-    """Each chunk says how far it came; the last one says that it was the last."""
+    """Each chunk returns its position; the last one reports the end."""
     for number in range(5):
         bench.settle(bench.grant(attempt(str(number))))
     bench.clock.advance(31 * DAY_US)
@@ -135,7 +135,7 @@ def a_purge_walks_in_chunks(bench: Bench) -> None:
 
 
 def pages_are_found_newest_first(bench: Bench) -> None:
-    """Page after page, no record twice, none missed, bodies left out."""
+    """Pages repeat and miss no record, and leave out bodies."""
     for number in range(5):
         bench.settle(bench.grant(attempt(str(number))))
         bench.clock.advance(1)
@@ -155,7 +155,7 @@ def pages_are_found_newest_first(bench: Bench) -> None:
 
 
 def pages_are_found_by_what_is_asked(bench: Bench) -> None:
-    """States, tenant, caller, operation, lapsed leases; alone and together; a last page that is full has no next."""
+    """By states, tenant, caller, operation, lapsed leases, alone and together; a full last page has no next."""
     bench.grant(attempt("1", within=scope(tenant="a")))
     bench.settle(bench.grant(attempt("2", within=scope(tenant="a", caller="bob"))))
     bench.settle(bench.grant(attempt("3", within=scope("refund", tenant="b"))), State.UNKNOWN)
@@ -184,12 +184,12 @@ def pages_are_found_by_what_is_asked(bench: Bench) -> None:
     assert find_ids(lapsed=True, states=(State.PROCESSING, State.UNKNOWN)) == "1"
     assert find_ids(states=(State.UNKNOWN,), attention=True) == "3"
     needing = find_ids(states=(State.CLAIMED, State.PROCESSING, State.UNKNOWN), attention=True)
-    assert needing in ("431", "43", "31", "3")  # a list may lack what is open and young
+    assert needing in ("431", "43", "31", "3")  # a list may lack young open records
     assert find_ids(tenant="nobody") == ""
 
 
 def pages_that_look_at_few_records_lead_to_all(bench: Bench) -> None:
-    """However few records a page looks at: page after page, each record that fits comes once, newest first."""
+    """However few records a page looks at, the pages together return each match once, newest first."""
     ends = (State.UNKNOWN, State.SUCCEEDED, State.UNKNOWN, State.UNKNOWN, State.FAILED_REPLAYABLE, State.UNKNOWN)
     ids = []
     for number, state in enumerate(ends):
@@ -214,7 +214,7 @@ def pages_that_look_at_few_records_lead_to_all(bench: Bench) -> None:
 
 
 def records_are_read_in_the_order_asked(bench: Bench) -> None:
-    """By id and by operation id; None for those that are not there; the same id twice is answered twice."""
+    """By id and by operation id; None for missing ones; an id given twice is answered twice."""
     a, b = bench.grant(attempt("a")), bench.grant(attempt("b"))
     rows = bench.do(lambda: bench.store.read((b.id, bytes(16), a.id, b.id)))
     assert [None if row is None else row.id for row in rows] == [b.id, None, a.id, b.id]
@@ -223,7 +223,7 @@ def records_are_read_in_the_order_asked(bench: Bench) -> None:
 
 
 def states_are_counted(bench: Bench) -> None:
-    """One number a state; none for states without records."""
+    """There is one number for each state that has records."""
     assert bench.do(bench.store.counts) == {}
     for number, state in enumerate((State.SUCCEEDED, State.SUCCEEDED, State.UNKNOWN)):
         bench.settle(bench.grant(attempt(str(number))), state)
@@ -231,7 +231,7 @@ def states_are_counted(bench: Bench) -> None:
 
 
 def a_store_knows_who_it_is(bench: Bench) -> None:
-    """Its first migration names it; a second one changes nothing."""
+    """The first migration gives it an identity; a second one changes nothing."""
     first = bench.do(bench.store.identity)
     assert first is not None
     assert (first.store_id, first.secret_check, first.epoch, first.id_format) == ("conformance", b"none", 1, 1)
@@ -240,7 +240,7 @@ def a_store_knows_who_it_is(bench: Bench) -> None:
 
 
 def every_field_of_a_record_has_its_own_place(bench: Bench) -> None:
-    """No column is crossed with another: what was written is what every way of reading gives."""
+    """No two columns are swapped: every way of reading returns the written values."""
     bench.settle(bench.grant(attempt(policy=EXTERNAL)))
     row = bench.row()
     [operation] = bench.do(lambda: bench.store.read_operations((row.operation_id,)))
@@ -251,7 +251,7 @@ def every_field_of_a_record_has_its_own_place(bench: Bench) -> None:
 
 
 def every_check_of_the_doctor_can_be_performed(bench: Bench) -> None:
-    """Each check of a new store finds something; a quick look leaves checks out, and adds none."""
+    """Each check of a new store returns something; a quick look leaves out checks, and adds none."""
     thorough, quick = (bench.store.doctor(full=not quick, quick=quick) for quick in (False, True))
     for check in thorough:
         try:
@@ -268,7 +268,7 @@ def every_check_of_the_doctor_can_be_performed(bench: Bench) -> None:
 
 
 def a_migrated_store_misses_nothing(bench: Bench) -> None:
-    """Every migration without a version has run, too; those with one are as many as the identity tells."""
+    """Every unversioned migration has run, too; the number of versioned ones is the identity's."""
     assert bench.do(bench.store.missing_additions) == []
     identity = bench.do(bench.store.identity)
     assert identity is not None
@@ -277,7 +277,7 @@ def a_migrated_store_misses_nothing(bench: Bench) -> None:
 
 
 def a_store_tells_its_time(bench: Bench) -> None:
-    """The one that records are written by, with records and without."""
+    """It is the clock by which records are written; the store may be empty."""
     assert bench.do(bench.store.now) == bench.clock()
     grant = bench.grant()
     bench.clock.advance(seconds=1)
@@ -286,7 +286,7 @@ def a_store_tells_its_time(bench: Bench) -> None:
 
 
 def a_restored_store_begins_a_new_epoch(bench: Bench) -> None:
-    """Only a store that may lose records needs it; the store keeps its id and the records that it still has."""
+    """Only a store that may lose records needs it; the store keeps its id and its remaining records."""
     store = bench.store
     before = bench.do(store.identity)
     assert before is not None

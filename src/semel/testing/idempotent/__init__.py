@@ -1,4 +1,4 @@
-"""Is this operation safe to retry? Checks for users' own endpoints and functions, with reports that tell the remedy."""
+"""Checks whether users' own endpoints and functions are safe to retry, with reports that name the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`assert_idempotent`: is this endpoint or function safe to retry? All findings at once, as one readable error."""
+"""`assert_idempotent`: checks whether an endpoint or function is safe to retry, and reports all findings in one
+error."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from semel.testing.idempotent.report import CannotRun, NotIdempotent, NotTriedWa
 def check_idempotent(
     target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Unpack[CaseOptions]
 ) -> Report:
-    """Try everything and report it, without an opinion.
+    """Run all checks and return the report, without raising for findings.
 
     Parameters: as :func:`assert_idempotent`.
     """
@@ -26,10 +27,10 @@ def check_idempotent(
 def assert_idempotent(
     target: Any, request: str | Case = "", *, effects: Effects | None = None, **options: Unpack[CaseOptions]
 ) -> Report:
-    """Assert that an endpoint or a function is safe to retry; returns the report.
+    """Assert that an endpoint or a function is safe to retry; return the report.
 
     It sends duplicates one after the other and all at once, another payload under the same key, a request whose client
-    goes away, and the key from another caller and without a caller. It simulates a process that dies before and after
+    disconnects, and the key from another caller and without a caller. It simulates a process that dies before and after
     the effect, a lapsed lease and an expired answer.
 
     Parameters:
@@ -39,11 +40,11 @@ def assert_idempotent(
         effects: what counts the effect: a function, or something with a length.
         options: the other parameters of :class:`~semel.testing.idempotent.Case`.
 
-    Warns with NotTriedWarning where something was not tried because the test has not given what it needs, such as
+    Warns with NotTriedWarning if a check was not tried because the test did not give what it needs, such as
     ``other_caller``.
 
-    Raises NotIdempotent with the report; CannotRun where the test itself cannot be run, with the remedy;
-    ConfigurationError for parameters that make no sense.
+    Raises NotIdempotent with the report; CannotRun if the test itself cannot run, with the remedy; ConfigurationError
+    for invalid parameters.
 
     >>> from semel import Engine
     >>> from semel.functions import command, single_caller
@@ -67,7 +68,7 @@ async def assert_idempotent_async(
 ) -> Report:
     """As :func:`assert_idempotent`, on the running event loop: for tests that are async themselves.
 
-    Raises also CannotRun where the loop is not asyncio's.
+    Raises also CannotRun if the loop is not asyncio's.
     """
     __tracebackhide__ = True
     try:

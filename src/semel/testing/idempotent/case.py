@@ -32,7 +32,7 @@ class Request:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """As a report names it."""
+        """Return the request as reports name it."""
         return f"{self.method} {self.path.partition('?')[0]}" if self.method else "the call"
 
 
@@ -62,19 +62,19 @@ class Case:
             such as the list that your fake provider appends to.
         json, body: the payload: a JSON value, or bytes with their ``Content-Type`` in ``headers``.
         arguments: a function's arguments by name, without the key.
-            ``json`` and ``arguments`` may be functions of the command's number, ``json=lambda n: {"order": n}``, where
-            no two commands may have the same payload.
+            ``json`` and ``arguments`` may be functions of the command's number, ``json=lambda n: {"order": n}``, if no
+            two commands may have the same payload.
         changed: another payload of the same kind (JSON value, bytes, or arguments). By default one value of the
             payload is changed. It may be a function of the command's number, too.
         headers: of the request, such as those that authenticate the caller.
         other_caller: the headers with which *another* caller sends the same request (for a function: its arguments).
-        events: the events that the handler publishes itself, where they do not go through Semel's outbox, which is read
-            by itself: a list, or a function that returns it (it may be async), of all so far: each an
-            :class:`~semel.Event`, a mapping with ``id``, or an id. ``()`` where there are none.
-        single_caller: say so where the operation has one caller only, instead of ``other_caller``.
+        events: all events that the handler has published without Semel's outbox, which is read automatically: a list,
+            or a function that returns it (it may be async), of :class:`~semel.Event` objects, mappings with ``id``, or
+            ids. ``()`` if there are none.
+        single_caller: True if the operation has only one caller, instead of ``other_caller``.
         name: what reports call it (by default the request).
-        policy: what was declared, where it cannot be seen from here (a running server).
-        new_key: makes a key from a text, where keys have their own format (by default a UUID).
+        policy: the declared policy, if it cannot be read (a running server).
+        new_key: makes a key from a text, if keys have a format of their own (by default a UUID).
 
     Raises ConfigurationError, naming what is missing.
     """
@@ -118,7 +118,7 @@ class Case:
 
     @classmethod
     def of(cls, **options: Any) -> Case:
-        """A case from options; an unknown one is refused with the name that was probably meant."""
+        """Make a case from options; refuse an unknown option with the closest name."""
         known = [each.name for each in fields(cls)]
         for name in options:
             if name not in known:
@@ -128,11 +128,11 @@ class Case:
         return cls(**options)
 
     def first(self, number: int = 1) -> Request:
-        """The request under test, of the command with this number."""
+        """Return the request under test, for the command with this number."""
         return self._make(_of(self.json, number), self.body, _of(self.arguments, number))
 
     def another(self, number: int = 1, members: tuple[str, ...] = ()) -> Request | None:
-        """A request with another payload; None where none can be made up. ``members`` of JSON that must differ."""
+        """Return a request with another payload; None if there is no other. ``members`` of JSON that must differ."""
         value, arguments = _of(self.json, number), _of(self.arguments, number)
         changed = _of(self.changed, number)
         if changed is not None:
@@ -148,7 +148,7 @@ class Case:
         return self._make(None, None, alter(dict(arguments), members)) if arguments else None
 
     def as_other(self, request: Request) -> Request | None:
-        """A request as another caller sends it; None where none was given."""
+        """Return a request as another caller sends it; None if no other caller was given."""
         if self.other_caller is None:
             return None
         if not self.request:
@@ -158,7 +158,7 @@ class Case:
         return replace(request, headers={**kept, **self.other_caller})
 
     def as_nobody(self, request: Request) -> Request | None:
-        """A request without what authenticates it; None where nothing does."""
+        """Return a request without its credentials; None if it has none."""
         kept = {name: value for name, value in request.headers.items() if name.lower() not in _AUTHENTICATING}
         return None if len(kept) == len(request.headers) else replace(request, headers=kept)
 
@@ -180,7 +180,7 @@ def _type(value: Any) -> dict[str, str]:
 
 
 def _of(given: Any, number: int) -> Any:
-    """A payload, or the result of the function that was given in its place."""
+    """Return a payload, or the result of the function given in its place."""
     if not callable(given):
         return given
     return given(number) if inspect.signature(given).parameters else given()
@@ -223,7 +223,7 @@ def _alter_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
 
 
 def _first_number(members: dict[str, Any]) -> str | None:
-    """Numbers are changed first: texts are more often names of something that must exist."""
+    """Order numbers first: texts are more often names of something that must exist."""
     return next(
         (name for name, each in members.items() if isinstance(each, int | float) and not isinstance(each, bool)), None
     )

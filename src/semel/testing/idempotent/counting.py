@@ -1,4 +1,4 @@
-"""Count effects: with the user's counter, a spied function, or the rows of a table."""
+"""Counters of effects: the user's own, a spied function, or the rows of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 async def read_count(effects: Effects) -> int:
-    """The counter's number now. Raises CannotRun where it cannot be asked or is not a number."""
+    """Read the counter. Raises CannotRun if that fails or returns no number."""
     if isinstance(effects, Sized):  # first, because a spy can be called as well
         return len(effects)
     try:
@@ -59,7 +59,7 @@ class Spy:
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # In a class it replaces a method, which gets its instance.
+        # In a class it replaces a method: bind it to the instance.
         return self if instance is None else functools.partial(self, instance)
 
     def __len__(self) -> int:
@@ -75,11 +75,11 @@ class Spy:
 
 
 def rows(database: str | Path, table: str, where: str = "") -> Callable[[], int]:
-    """Counts the rows of a table in a SQLite file; for another database give a function of your own.
+    """Make a counter of a table's rows in a SQLite file; for other databases write your own function.
 
     Parameters: ``database`` the file; ``table``; ``where`` an SQL condition of your test.
 
-    Raises ConfigurationError where ``table`` is not a name.
+    Raises ConfigurationError if ``table`` is not a name.
 
     >>> rows("app.db", "payments; drop table payments")
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
-"""The failures that are simulated: a process that dies between two steps, and a clock that moves on.
+"""The simulated failures: a process that dies between two steps, and a clock that moves on.
 
-A crash is what a store sees of one: the holder says nothing more. Its lease is not renewed, its transaction is rolled
-back, and what it would have told its caller is lost. Nothing is killed, so that a test can look at what remains.
+A crash is simulated as a store sees it: the holder goes silent. Its lease is not renewed, its transaction is rolled
+back, and its reply to the caller is lost. No process is killed, so that a test can inspect what remains.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Place(Enum):
 
 
 class Struck:
-    """Whether the crash came true, and whose permits it struck."""
+    """Whether the crash happened, and which permits it hit."""
 
     def __init__(self) -> None:
         self.permits: list[Permit] = []
 
     @property
     def times(self) -> int:
-        """The number of times."""
+        """The number of permits that it hit."""
         return len(self.permits)
 
 
 @contextmanager
 def dying(engines: tuple[AnyEngine, ...], place: Place) -> Iterator[Struck]:
-    """Every grant of these engines dies at a place, meanwhile."""
+    """Let every grant of these engines die at a place during the block."""
     struck = Struck()
     with ExitStack() as stack:
         for engine in engines:
@@ -91,12 +91,12 @@ def _dying_one(engine: AnyEngine, place: Place, struck: Struck) -> Iterator[None
 @contextmanager
 def _instead_of(engine: AnyEngine, name: str, method: Any) -> Iterator[None]:
     setattr(engine, name, method)
-    if name == _SETTLE:  # a surface settles most successes without the engine's method, where the store replies at once
+    if name == _SETTLE:  # in stores that reply at once, a surface settles most successes without the engine's method
         setattr(engine.core, _SUCCEED, lambda permit, answer: False)
     try:
         yield
     finally:
-        delattr(engine, name)  # the method of its class is seen again
+        delattr(engine, name)  # restores the method of the class
         if name == _SETTLE:
             delattr(engine.core, _SUCCEED)
 
@@ -169,7 +169,7 @@ def _forget(core: Core, permit: Permit, struck: Struck) -> None:
 
 
 class Clocks:
-    """The clocks of a target's stores, as one that can be moved on."""
+    """The clocks of a target's stores, which are moved on together."""
 
     def __init__(self, settable: list[SettableClock], shifted: list[_Shifted]) -> None:
         self._settable = settable
@@ -184,7 +184,7 @@ class Clocks:
 
 
 class _Shifted:
-    """Another clock, and how far it is ahead of it."""
+    """A clock that is ahead of another one by an offset."""
 
     def __init__(self, clock: Any) -> None:
         self._clock = clock
@@ -201,10 +201,10 @@ class _Shifted:
 
 @contextmanager
 def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
-    """Clocks that can be moved, meanwhile; None where a store's clock is out of reach.
+    """Yield clocks that can be moved during the block; None if a store's clock is out of reach.
 
-    A driver on another clock than a settable one reads that clock, moved on, and afterwards the plain one again. That
-    of a server is moved only where it is a settable one: in a database that others use, their leases would lapse.
+    A driver without a settable clock reads its own clock plus an offset, and afterwards its plain clock again. A
+    server's store is moved only if its clock is settable: in a shared database, other processes' leases would lapse.
     """
     settable: list[SettableClock] = []
     shifted: list[_Shifted] = []
@@ -228,7 +228,7 @@ def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
 
 
 def _holders(driver: Any) -> Iterator[tuple[Any, str]]:
-    """The driver and the parts of it that read the clock, with the attribute's name."""
+    """Yield the driver and its parts that read the clock, with the attribute's name."""
     for part in (driver, *getattr(driver, "__dict__", {}).values()):
         if any(kind.__module__.startswith("semel.stores.") for kind in type(part).__mro__):
             for name in ("clock", "_clock"):
@@ -238,7 +238,7 @@ def _holders(driver: Any) -> Iterator[tuple[Any, str]]:
 
 @contextmanager
 def _shifting(driver: Any, holder: Any, name: str, clock: Any) -> Iterator[_Shifted]:
-    # A driver of a server without a clock of its own asks the server; for a test this host's clock will do.
+    # A server's driver without a clock of its own asks the server; for a test this host's clock is enough.
     moved = _Shifted(system_clock if clock is None else clock)
     setattr(holder, name, moved)
     driver.close()  # connections hold the clock they were opened with

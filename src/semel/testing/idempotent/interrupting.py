@@ -1,7 +1,7 @@
-"""A bulk that is watched, and one that dies in the middle of its list.
+"""Simulated interruptions of bulks: watches a bulk, and lets it die in the middle of its list.
 
-As in ``failing.py`` nothing is killed: the run goes silent. Its lease is not released, its open transaction is
-rolled back, and what its handlers returned is lost. Its chunks are made small, so that a short list has a middle.
+As in ``failing.py`` no process is killed: the run goes silent. Its lease is not released, its open transaction is
+rolled back, and its handlers' results are lost. Chunks are small, so that a short list has a middle.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Moment(Enum):
 
 @dataclass
 class Witness:
-    """What was seen of the bulks that ran meanwhile: how they are declared, how long the last list was, which places
-    of it were given to handlers, and which of these had a stored outcome when the run died."""
+    """The observations of the bulks that ran: their declaration, the last list's length, the places passed to handlers,
+    and those with a stored outcome when the run died."""
 
     policy: BulkPolicy | None = None
     total: int = 0
@@ -45,7 +45,7 @@ class Witness:
 
 @contextmanager
 def watch(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
-    """Bulks on these engines are watched meanwhile, and the first one dies, where a moment is given."""
+    """Watch bulks on these engines during the block; let the first one die if a moment is given."""
     witness = Witness()
     stores = [engine.backend.store for engine in engines]
     original = BulkPolicy.begin
@@ -62,7 +62,7 @@ def watch(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterato
 
 
 class _WatchedRun(BulkRun):
-    """A run whose asks are looked at."""
+    """A run whose asks are observed."""
 
     def __init__(self, run: BulkRun, witness: Witness, dies: Moment | None) -> None:
         size = run.size if dies is None else min(run.size, max(1, run.total // 3))
@@ -83,7 +83,7 @@ class _WatchedRun(BulkRun):
                     self._before(needed.items)
                 try:
                     reply = yield needed
-                except Exception as error:  # noqa: BLE001 -- the flow's own to judge
+                except Exception as error:  # noqa: BLE001 -- thrown into the flow, which judges it
                     needed = inner.throw(error)
                 else:
                     if handles and self._dies is Moment.AFTER_HANDLERS:
@@ -101,7 +101,7 @@ class _WatchedRun(BulkRun):
         self._witness.handed |= places
 
     def _count_finished(self) -> set[int]:
-        """Inside, the count at its last commit; outside, the items handed out by an earlier request."""
+        """Count finished items: inside, at the last commit; outside, those handed out by an earlier request."""
         return {place for place in self._handed if not self.inside or place < self.tally.done}
 
     def _die(self) -> None:
@@ -112,7 +112,7 @@ class _WatchedRun(BulkRun):
 
 
 class _Dead(Items):
-    """Of a dead run: it gives nothing back."""
+    """A dead run's replacement: gives no lease back."""
 
     def relinquish(self, grant: Grant) -> Flow[int]:
         yield from ()

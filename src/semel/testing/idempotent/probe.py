@@ -21,7 +21,7 @@ from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.targets.target import Fate, Target
 
-# What fails as well where a plain retry fails: the report names the one cause, not a remedy for each symptom.
+# Checks that also fail if a plain retry fails: the report names the one cause, not a remedy for each symptom.
 EQUAL_COMMANDS: Final = 8  # enough for a handler that fails every second, third or seventh time
 _CONSEQUENCES: Final = frozenset(
     {
@@ -52,11 +52,11 @@ class Attempted:
 
     @property
     def request(self) -> Request:
-        """The request of this command; made again at each attempt, as a client would."""
+        """The request of this command; made again for each attempt, as a client would."""
         return self._probe.case.first(self.number)
 
     async def send(self, request: Request | None = None, fate: Fate = Fate.ANSWERED) -> Reply:
-        """Send one attempt; ``last`` counts its effects, ``grown`` all effects so far."""
+        """Send one attempt; update ``last``, its effects, and ``grown``, all effects so far."""
         probe = self._probe
         reply = await probe.target.attempt(self.request if request is None else request, self.key, fate)
         await self.count()
@@ -65,7 +65,7 @@ class Attempted:
         return reply
 
     async def count(self) -> int:
-        """Count again; how often the effect happened since it was counted last."""
+        """Count again; return how often the effect happened since the last count."""
         now = await read_count(self._probe.case.effects)
         self.last, self.counted = now - self.counted, now
         self.grown += self.last
@@ -75,7 +75,7 @@ class Attempted:
 class Probe:
     """A target and a case, for any number of checks.
 
-    ``policy`` is what was declared, or the case's, or the default; ``unit`` how much one command's effect counts.
+    ``policy`` is the declared one, or the case's, or the default; ``unit`` the count of one command's effect.
     """
 
     def __init__(self, target: Target, case: Case, clocks: Clocks | None) -> None:
@@ -86,8 +86,8 @@ class Probe:
         self.policy: Policy = case.policy or (self.operation.policy if self.operation else Policy())
         self.unit = 0
         self.first: Reply | None = None
-        self.bulk: Witness | None = None  # what the first request has shown, where it was a bulk
-        self.cause = ""  # why a plain retry is not safe, where that is so
+        self.bulk: Witness | None = None  # the observations of the first request, if it was a bulk
+        self.cause = ""  # why a plain retry is not safe, if so
         self.makes_keys = False
         self.findings: list[Finding] = []
         self.remarks: list[str] = []
@@ -101,7 +101,7 @@ class Probe:
 
     @property
     def known(self) -> bool:
-        """Whether Semel's declaration of this operation can be seen, so that its own words can be expected."""
+        """Whether Semel's declaration of this operation can be read, so that checks can expect its own messages."""
         return self.operation is not None
 
     @property
@@ -112,17 +112,17 @@ class Probe:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members that alone count in the fingerprint; empty where all do."""
+        """The only members that count in the fingerprint; empty if all do."""
         body = self.policy.recipe.body
         return body.names if isinstance(body, Members) else ()
 
     def key(self, purpose: str) -> str:
-        """A key that was never used, also not in an earlier run on the same store."""
+        """Make a key that was never used, also not in an earlier run on the same store."""
         made = str(uuid.uuid5(self._run, purpose))
         return made if self.case.new_key is None else self.case.new_key(made)
 
     async def command(self, purpose: str) -> Attempted:
-        """A new command under a new key."""
+        """Make a new command under a new key."""
         self._numbers += 1
         return Attempted(self, self.key(purpose), self._numbers, await read_count(self.case.effects))
 
@@ -139,8 +139,10 @@ class Probe:
             self.remarks.append(text)
 
     def times(self, grown: int, how: str = "") -> str:
-        """How often the effect happened, in words; as counts where one request counts more than once. ``how``: such as
-        "again"."""
+        """Say how often the effect happened, with numbers if one request counts more than once.
+
+        ``how``: a word such as "again".
+        """
         how = f" {how}" if how else ""
         if not grown:
             return f"the effect did not happen{how}"
@@ -150,7 +152,7 @@ class Probe:
         return f"the effect happened {number}{how}"
 
     def need_engine(self) -> None:
-        """Raises NotGiven where no crash can be simulated."""
+        """Raise NotGiven if no crash can be simulated."""
         if self.engines:
             return
         if self.target.found is None:
@@ -161,7 +163,7 @@ class Probe:
         raise NotGiven("no Semel was found in the application", "declare the operation; see the findings")
 
     def need_clocks(self) -> Clocks:
-        """The clocks to move; raises NotGiven where they belong to a server."""
+        """Return the clocks to move; raise NotGiven if they belong to a server."""
         self.need_engine()
         if self.clocks is None:
             raise NotGiven(
@@ -174,7 +176,7 @@ class Probe:
     # --- the first request ----------------------------------------------------------------------
 
     async def baseline(self) -> Reply:
-        """The first request of all: it must be done and be counted. Raises CannotRun with the remedy."""
+        """Send the first request of all: it must be done and be counted. Raises CannotRun with the remedy."""
         if self.first is not None:
             return self.first
         command = await self.command("baseline")
@@ -201,7 +203,7 @@ class Probe:
         return reply
 
     async def check_determinism(self) -> None:
-        """Raises CannotRun where equal commands under new keys fail and succeed again: findings would mislead."""
+        """Raise CannotRun if equal commands under new keys fail at random: findings would mislead."""
         if self.first is None:
             return
         failed: Reply | None = None
@@ -218,7 +220,7 @@ class Probe:
                 )
 
     def _cause(self, retry: Reply, grown: int) -> str:
-        """The reason that a plain retry is unsafe; empty if it is safe."""
+        """Return the reason why a plain retry is unsafe; empty if it is safe."""
         if retry.came is Came.KEY_REUSED:
             return (
                 "something changes the request between two attempts (a timestamp, a trace id, a new nonce in the "

@@ -81,8 +81,8 @@ class Reply:
     """The reply to one attempt.
 
     Parameters: ``status`` and ``headers`` of an HTTP answer (None and empty for calls); ``body`` its bytes, or the
-    representation of what a call returned; ``error`` what was raised instead; ``replay`` whether the answer says of
-    itself that it is one (None: it cannot tell); ``lost`` where nothing reached the caller.
+    representation of a call's result; ``error`` the exception instead; ``replay`` whether the answer is marked as a
+    replay (None: it cannot be marked); ``lost`` if nothing reached the caller.
     """
 
     status: int | None = None
@@ -93,7 +93,7 @@ class Reply:
     lost: bool = False
 
     def values(self, name: str) -> tuple[str, ...]:
-        """All values of a header."""
+        """Return all values of a header."""
         return tuple(value for given, value in self.headers if given.lower() == name.lower())
 
     @property
@@ -115,7 +115,7 @@ class Reply:
         return _BY_STATUS.get(self.status, Came.REFUSED if self.status < 500 else Came.FAILED)
 
     def _is_accepted(self) -> bool:
-        """Whether it is Semel's 202: the command runs, and comes to its end without its client."""
+        """Return whether it is Semel's 202: the command finishes without its client."""
         if self.status != 202 or self.replay:
             return False
         try:
@@ -130,11 +130,11 @@ class Reply:
         return self.came is Came.DONE
 
     def same_answer(self, other: Reply) -> bool:
-        """Whether both gave the same status and the same bytes."""
+        """Return whether both have the same status and the same bytes."""
         return (self.status, self.body) == (other.status, other.body)
 
     def text(self) -> str:
-        """As a report shows it."""
+        """Return the reply as reports show it."""
         if self.lost:
             return "nothing"
         if self.error is not None:
@@ -145,7 +145,7 @@ class Reply:
 
 
 def shorten_body(body: bytes) -> str:
-    """The beginning of a body, on one line.
+    """Return the beginning of a body, on one line.
 
     >>> shorten_body(b'{"id": 1}'), shorten_body(b""), shorten_body(b"\\xff")
     ('{"id": 1}', '(no body)', '(1 bytes that are no text)')

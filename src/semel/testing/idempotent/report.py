@@ -1,7 +1,7 @@
 """A check's findings, and the report that contains them.
 
-A finding has four parts, always in this order: what was sent, what came, what that means, what to change. Nothing
-in it is random (keys are named by what they were for), so two runs of the same fault read the same.
+A finding has four parts, always in this order: what was sent, what came, what that means, what to change. It has no
+random parts (keys are named by their purpose), so two runs of the same fault read the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Finding:
     change: str
 
     def text(self) -> str:
-        """As lines for people."""
+        """Return the finding as lines for people."""
         parts = (("sent", self.sent), ("came", self.came), ("means", self.means), ("change", self.change))
         return "\n".join(_label_lines(label, text) for label, text in parts)
 
@@ -55,7 +55,7 @@ class Report:
         return not self.findings
 
     def text(self) -> str:
-        """The whole report, always in the same order."""
+        """Return the whole report, always in the same order."""
         lines = [f"{self.request} of {self.target} {self._headline()}"]
         for number, finding in enumerate(self.findings, start=1):
             lines += ["", f"{number}. {title(finding.check)}", finding.text()]
@@ -70,7 +70,7 @@ class Report:
         return "\n".join(lines)
 
     def describe_untried(self) -> str:
-        """The untried checks, and the arguments that they need; empty if all were tried."""
+        """Describe the untried checks, and the arguments that they need; empty if all were tried."""
         checks: dict[str, list[str]] = {}
         for each in self.not_tried:
             checks.setdefault(each.reason, []).append(each.check)
@@ -88,7 +88,7 @@ class Report:
 
 
 class NotIdempotent(AssertionError):
-    """The target is not safe to retry. ``report`` has everything that was seen."""
+    """The target is not safe to retry. ``report`` has all observations."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(report.text())
@@ -112,11 +112,11 @@ class CannotRun(AssertionError):
 
 
 class NotGiven(CannotRun):
-    """One check needs something that the test has not given, or that cannot be reached from here."""
+    """One check needs something that the test has not given, or that is out of reach."""
 
 
 def title(check: str) -> str:
-    """A check's name as words.
+    """Return a check's name as words.
 
     >>> title("missing_key_refused")
     'missing key refused'

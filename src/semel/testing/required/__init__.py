@@ -5,8 +5,7 @@
     class TestPayments(suite(app=app, operations=[Case(request="POST /payments", json={...}, effects=provider.count)])):
         pass
 
-What they are is in ``semel.testing.idempotent.checks.catalogue``; here they become tests, one for each name and
-operation.
+``semel.testing.idempotent.checks.catalogue`` lists them; here they become tests, one for each name and operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checks as a suite: a class for pytest, and a list of named tests for other runners.
 
-Nothing is left out silently: what differs by declaration (an optional key, effects, one caller) is derived from the
-declared policy, and what cannot be tried fails with the reason and the remedy.
+No check is left out silently: differences (an optional key, effects, one caller) follow from the declared policy, and a
+check that cannot be tried fails with the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REQUIRED: Final = tuple(CHECKS)
 
 @dataclass(frozen=True, slots=True)
 class RequiredTest:
-    """One required test of one operation. ``why`` it is required; :meth:`run` it, from anywhere."""
+    """One required test of one operation. ``why`` says why it is required; :meth:`run` works in any runner."""
 
     name: str
     operation: str
@@ -33,7 +33,7 @@ class RequiredTest:
     case: Case
 
     def run(self) -> Report:
-        """Run it. Raises NotIdempotent, or CannotRun with the reason and the remedy."""
+        """Run the test. Raises NotIdempotent, or CannotRun with the reason and the remedy."""
         __tracebackhide__ = True
         report = run_sync(lambda: run_checks(self.make(), self.case, (self.name,), strict=True))
         if not report.ok:
@@ -64,19 +64,19 @@ class RequiredTests:
 
     @classmethod
     def checks(cls) -> Iterator[RequiredTest]:
-        """All required tests of all operations, without pytest: for ``semel check --run`` and for yourself."""
+        """Return all required tests of all operations, without pytest: for ``semel check --run`` and other runners."""
         for case in cls.operations:
             for name in REQUIRED:
                 yield cls.make_test(name, case)
 
     @classmethod
     def make_test(cls, name: str, case: Case) -> RequiredTest:
-        """One of them."""
+        """Make one required test."""
         return RequiredTest(name, case.name, why(name), cls.make, case)
 
     @classmethod
     def make(cls) -> Any:
-        """The target of one test. Raises ConfigurationError where there is none."""
+        """Make the target of one test. Raises ConfigurationError if there is none."""
         if cls.app is None:
             raise ConfigurationError(f"{cls.__name__} has nothing to test: set app = ..., or override make")
         return cls.app
@@ -85,13 +85,13 @@ class RequiredTests:
 def suite(
     *, app: Any = None, make_app: Callable[[], Any] | None = None, operations: Sequence[Case]
 ) -> type[RequiredTests]:
-    """The required tests of these operations as one class: ``TestPayments = suite(app=app, operations=[Case(...)])``.
+    """Make a class of these operations' required tests: ``TestPayments = suite(app=app, operations=[Case(...)])``.
 
     Parameters: ``app`` the ASGI or WSGI application, or a function; or ``make_app``, which makes a new one for each
     test; ``operations`` one :class:`~semel.testing.idempotent.Case` each.
 
-    Raises ConfigurationError: nothing to test, two operations of one name, or an address (a running server cannot be
-    crashed from outside: use ``assert_idempotent``, which says what it did not try).
+    Raises ConfigurationError if there is nothing to test, if two operations have one name, or for an address (a running
+    server cannot be crashed from outside: use ``assert_idempotent``, which reports what it did not try).
 
     >>> charged = []
     >>> cases = [Case(request="POST /payments", json={"amount": 5}, effects=charged)]
@@ -121,7 +121,7 @@ def _check(app: Any, cases: Sequence[Case]) -> None:
 
 
 def why(name: str) -> str:
-    """The reason that a test is required.
+    """Return the reason that a test is required.
 
     >>> why("missing_key_refused")[:60]
     'A client that forgets its key is not protected, and it shows'
@@ -141,7 +141,7 @@ def _test(name: str, cases: Sequence[Case]) -> Callable[..., None]:
 
 
 def _parametrize(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
-    """With pytest's mark, where there is pytest: without it the class still has ``checks``."""
+    """Add pytest's mark if pytest is installed; without it the class still has ``checks``."""
     try:
         import pytest
     except ImportError:

@@ -10,7 +10,7 @@ from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import NotGiven
 
 _CHECK = "bulk_retry_does_not_rerun_finished_items"
-_ITEMS_MIN = 3  # a finished one, one that was under way, and one that had not begun
+_ITEMS_MIN = 3  # one finished, one running and one not begun
 _SENT = (
     "the list; the process died between two chunks; the list again when the lease had lapsed, died after some "
     "handlers; the list again"
@@ -75,7 +75,7 @@ async def _other_list(probe: Probe) -> None:
     command = await probe.command("another list")
     other = probe.case.another(command.number, probe.members)
     if other is None or other == command.request:
-        return  # the check of other payloads has said so
+        return  # the check of other payloads has reported it
     with watch(probe.engines, Moment.BETWEEN_CHUNKS):
         await command.send()
     probe.need_clocks().advance(probe.policy.lease_seconds + 1)
@@ -93,7 +93,7 @@ async def _other_list(probe: Probe) -> None:
 
 
 def _judge(probe: Probe, trial: _Trial) -> bool:
-    """Whether each item was done once, and the list answered as one."""
+    """Judge whether each item was done once, and the list had one answer."""
     assert probe.bulk is not None
     assert probe.bulk.policy is not None
     effects = probe.bulk.policy.effects

@@ -1,4 +1,4 @@
-"""All checks by name, in their order, and how they are run against one target."""
+"""All checks by name, in order, and the function that runs them against one target."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ CHECKS: Final[Mapping[str, Check]] = {
 async def run_checks(thing: Any, case: Case, names: Sequence[str], *, strict: bool) -> Report:
     """Run some checks against one target, one after the other.
 
-    Parameters: ``strict``: what a check has not been given is an error, not an entry under "not tried".
+    Parameters: ``strict``: an argument that a check misses is an error, not an entry under "not tried".
 
-    Raises CannotRun where nothing can be tested, or findings would be those of a handler that succeeds now and then;
-    ConfigurationError for a target or a case that is none.
+    Raises CannotRun if nothing can be tested, or a handler that fails at random would cause the findings;
+    ConfigurationError for an invalid target or case.
     """
     target: Target = target_of(thing, case)
     engines = target.found.engines if target.found is not None else ()

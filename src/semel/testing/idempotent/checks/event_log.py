@@ -1,6 +1,6 @@
 """The events that an application published: from its outbox, or from a test's own list.
 
-The outbox is read whole, published events too, so that a relay beside the application changes nothing of what is seen.
+The whole outbox is read, with published events, so that a running relay does not change the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Told(NamedTuple):
 
 
 class EventLog:
-    """All events of an application, in whatever way they can be seen: ``given`` by the test, or read of ``engines``."""
+    """All events of an application: ``given`` by the test, or read from the outboxes of ``engines``."""
 
     def __init__(self, case: Case, engines: Sequence[AnyEngine]) -> None:
         self.given = case.events
@@ -46,13 +46,13 @@ class EventLog:
         self.visible = self.given is not None or bool(engines)
 
     async def read_all(self) -> list[Told]:
-        """Every event so far. Raises CannotRun where the test's own list is none."""
+        """Read every event so far. Raises CannotRun if the test's own list is not a list of events."""
         if self.given is not None:
             return await _read_list(self.given)
         return [told for engine in self._engines.values() for told in await _read(engine)]
 
     async def since(self, before: Sequence[Told]) -> list[Told]:
-        """The events published since."""
+        """Return the events published since."""
         left = Counter(before)
         new: list[Told] = []
         for each in await self.read_all():
@@ -86,7 +86,7 @@ async def _read_list(given: Any) -> list[Told]:
 
 
 def as_told(thing: Any) -> Told:
-    """An event as a test lists it. Raises CannotRun where it has no id.
+    """Read an event of a test's list. Raises CannotRun if it has no id.
 
     >>> as_told({"id": "e-1", "type": "order.placed", "data": {"n": 1}}) == as_told({"id": "e-1", "type": "x"})
     False
@@ -107,6 +107,6 @@ def as_told(thing: Any) -> Told:
 
 
 def _digest(payload: Any) -> str:
-    """A digest that distinguishes payloads: of bytes themselves, of other values as sorted JSON."""
+    """Return a digest that distinguishes payloads: of bytes themselves, of other values as sorted JSON."""
     raw = payload if isinstance(payload, bytes) else json.dumps(payload, sort_keys=True, default=repr).encode()
     return hashlib.sha256(raw).hexdigest()

@@ -40,18 +40,18 @@ async def event_identity_stable_over_replay(probe: Probe) -> None:
     if not usual:
         return
     if not (await _all_at_once(probe, log, usual) and await _check_lost_answer(probe, log, usual)):
-        return  # one finding tells it
+        return  # one finding is enough
     if not probe.known:
         probe.need_engine()
         raise NotGiven("no Semel protects this operation", "declare it; see the other findings")
     if not (await _dead_before(probe, log, usual) and await _dead_after(probe, log, usual)):
         return
-    if probe.policy.effects is not Effects.ATOMIC:  # a transaction that is open is not overtaken: its database waits
+    if probe.policy.effects is not Effects.ATOMIC:  # no duplicate overtakes an open transaction: its database waits
         await _takeover(probe, log, usual)
 
 
 async def _duplicates(probe: Probe, log: EventLog) -> list[Told]:
-    """The events of one command; empty where there are none to look at, or its plain retry tells others already."""
+    """Return one command's events; empty if there are none to check, or a plain retry already publishes others."""
     before = await log.read_all()
     command = await probe.command("events")
     await command.send()
@@ -165,7 +165,7 @@ async def _takeover(probe: Probe, log: EventLog, usual: list[Told]) -> None:
 def _judge(
     probe: Probe, sent: str, told: Sequence[Told], usual: Sequence[Told], *, done: bool, ran_again: bool
 ) -> bool:
-    """Whether a command published the events of one command. ``ran_again``: its handler may have run more than once."""
+    """Judge whether a command published one set of events. ``ran_again``: its handler may have run more than once."""
     due = len({each.id for each in usual})
     ids = {each.id for each in told}
     came = f"{_count_text(len(told))}, where one command tells {_count_text(due)}"
@@ -211,7 +211,7 @@ def _judge(
 
 
 def _same_runs(probe: Probe, sent: str, permits: Sequence[Permit], told: Sequence[Told], *, done: bool) -> bool:
-    """Whether the first run would have published the same events."""
+    """Return whether the first run would have published the same events."""
     if not done or not permits or permits[0].emission is None:
         return True
     first = [as_told(event) for event in permits[0].emission.events.values()]

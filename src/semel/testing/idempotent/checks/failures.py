@@ -1,6 +1,6 @@
-"""The checks of what fails: a process that dies around the effect, and a retry that comes too late.
+"""The checks of failures: a process that dies around the effect, and a retry after the answer has expired.
 
-What must be true afterwards is derived from the declared effects; nothing is left out because it differs.
+The expected result is derived from the declared effects; no check is skipped because of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def _try_with_crash(probe: Probe, check: str, place: Place) -> Attempted:
 
 
 async def _retries(probe: Probe, check: str, command: Attempted, when: str, *, still_due: bool) -> None:
-    """Retry while the lease lives, and when it has lapsed. ``still_due``: the effect has not happened yet."""
+    """Retry during the lease, and after its lapse. ``still_due``: the effect has not happened yet."""
     policy = probe.policy
     with impatient(probe.engines):
         live = await command.send()
@@ -80,7 +80,7 @@ async def _retries(probe: Probe, check: str, command: Attempted, when: str, *, s
         probe.need_clocks().advance(policy.lease_seconds + 1)
         late = None if policy.resumable else await command.send()
     if late is None:
-        late = await command.send()  # the application's own completer may have taken it up: it is waited for
+        late = await command.send()  # wait: the application's own completer may have taken it over
     sent = f"the request; the process died {when}; a retry at once, and one when the lease had lapsed"
     came = f"{live.text()}, then {late.text()}; {probe.times(command.grown, 'in all')}"
     atomic = policy.effects is Effects.ATOMIC
@@ -120,7 +120,7 @@ def _judge_late(
 ) -> None:
     policy = probe.policy
     if policy.terms.starts is State.CLAIMED and late.done and command.grown == probe.unit:
-        return  # steps and items are recorded one by one: what is finished stays, and the rest is done
+        return  # steps and items are recorded one by one: finished ones stay, and the retry does the rest
     forgotten = policy.effects is Effects.IDEMPOTENT and policy.lease_seconds + 1 >= policy.dedup_for_seconds
     if policy.effects is Effects.EXTERNAL or forgotten:
         if late.came is Came.UNKNOWN:

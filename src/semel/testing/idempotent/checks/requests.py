@@ -1,4 +1,4 @@
-"""The checks of requests that arrive: without a key, with a bad one, once, again, changed, and all at once."""
+"""The checks of requests: without a key, with a bad one, once, repeated, changed, and concurrent."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def missing_key_refused(probe: Probe) -> None:
 
 
 def _is_refusal(probe: Probe, reply: Reply) -> bool:
-    """Whether a key was refused. A function refuses by raising, whatever it raises."""
+    """Return whether a key was refused. A function refuses by raising any exception."""
     raised = not probe.case.request and reply.error is not None
     return reply.came in _REFUSALS or raised
 
@@ -99,7 +99,7 @@ async def invalid_key_refused(probe: Probe) -> None:
     await probe.baseline()
     bad = {"an empty key": "", "a key of 300 characters": "k" * 300}
     if probe.case.request:
-        bad["a key with a space"] = "a key"  # no header field's value; a function may take it
+        bad["a key with a space"] = "a key"  # not a valid header value; a function may accept it
     key_format = probe.policy.key_format
     if key_format is not None:
         bad["a key that breaks the declared format"] = "?"

@@ -21,8 +21,7 @@ MIGRATE: Final = "run `semel migrate --url ...` on the store of this test, or us
 class AsgiTarget:
     """An ASGI application.
 
-    Parameters: ``app``; ``key_header`` and ``replayed_header`` as its surface has them (read from it where it can
-    be seen).
+    Parameters: ``app``; ``key_header`` and ``replayed_header`` of its surface (read from it by default, if possible).
     """
 
     def __init__(self, app: Any, *, key_header: str = "", replayed_header: str = "") -> None:
@@ -36,11 +35,11 @@ class AsgiTarget:
         self._lifespan: _Lifespan | None = None
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """The declared operation of a request."""
+        """Return the declared operation of a request."""
         return self.found.find(request.method, request.path.partition("?")[0])
 
     async def open(self) -> None:
-        """Start the application. Raises CannotRun where its lifespan fails."""
+        """Start the application. Raises CannotRun if its lifespan fails."""
         if self.found.mistakes:
             raise CannotRun(*self.found.mistakes[0])
         self._lifespan = _Lifespan(self.app, self._state)
@@ -165,7 +164,7 @@ class _Lifespan:
             self._task = None
             if isinstance(error, SemelError):
                 raise _cannot_start("", error)
-            # Any other exception is how an application says that it has no lifespan.
+            # By any other exception an application reports that it has no lifespan.
 
     async def stop(self) -> None:
         if self._task is None or self._task.done():

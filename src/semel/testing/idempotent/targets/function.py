@@ -1,7 +1,7 @@
 """A function as a target: called with its arguments and a key, sync in threads, async on the loop.
 
-A function declared with ``semel.functions.command`` knows its engine, its policy and where its key goes; for any other
-function the test names them.
+A function declared with ``semel.functions.command`` has its engine, policy and key parameter; for any other function
+the test names them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ KEY_NAMES: Final = ("idempotency_key", "key")
 class FunctionTarget:
     """A sync or async function, plain or a declared command.
 
-    Parameters: ``function``; ``key`` the parameter that takes the key (by default ``idempotency_key`` or ``key``; of a
-    command without a declared key, none), or a path into it, such as ``"order.id"``; ``engine`` on which a plain
-    function runs and its ``policy``, or the ``bulk`` that it runs, so that crashes and clocks can be tried as well.
+    Parameters: ``function``; ``key`` the parameter that takes the key (by default ``idempotency_key`` or ``key``; none
+    for a command without a declared key), or a path into it, such as ``"order.id"``; for a plain function, its
+    ``engine`` and ``policy``, or the ``bulk`` that it runs, so that crashes and clocks can be tried as well.
 
-    Raises ConfigurationError where there is no such parameter.
+    Raises ConfigurationError if there is no such parameter.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class FunctionTarget:
         self.found: Discovered | None = None if operation is None else Discovered("functions", (operation,), (), ())
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """The operation that is declared, or was given at construction."""
+        """Return the declared operation, or the one given at construction."""
         return None if self.found is None else self.found.operations[0]
 
     async def open(self) -> None:
-        """Have threads. The function's own set-up is the test's."""
+        """Start the threads. The test does the function's own set-up."""
         self._threads.open()
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class FunctionTarget:
         self._threads.close()
 
     async def attempt(self, request: Request, key: str | None, fate: Fate) -> Reply:
-        """Call it once. A call's answer is lost by not looking at it."""
+        """Call the function once. For a lost answer, ignore the result."""
         if key is None and self._required:
             return Reply(error=MissingKey(f"{self.name}() cannot be called without {'.'.join(self._path)}"))
         arguments: Mapping[str, Any] = request.arguments
@@ -112,7 +112,7 @@ class FunctionTarget:
 
 
 def reply_of(returned: Any) -> Reply:
-    """A call's result as a reply."""
+    """Make a reply from a call's result."""
     if isinstance(returned, Result):
         return Reply(returned.answer.status, body=returned.answer.body, replay=returned.replayed)
     if isinstance(returned, BulkResult):
@@ -133,7 +133,7 @@ def _key_path(function: Callable[..., Any], key: str, name: str) -> tuple[tuple[
 
 
 def _place_key(owner: Any, path: tuple[str, ...], key: str) -> Any:
-    """The arguments with the key in its place; mappings and dataclasses are copied on the way."""
+    """Put the key into the arguments; copies mappings and dataclasses on the path."""
     if not path:
         return key
     if isinstance(owner, Mapping):

@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.reply import Reply
 
-ATTEMPT_SECONDS: Final = 30.0  # a target without an answer by then hangs
+ATTEMPT_SECONDS: Final = 30.0  # after which a target counts as hanging
 PARALLEL: Final = 8
 
 
@@ -30,9 +30,9 @@ class Fate(Enum):
 class Target(Protocol):
     """Something that commands can be sent to.
 
-    ``name`` in reports; ``found`` what is known of its operations (None: nothing can be seen from here). ``open`` and
-    ``close`` stand around all attempts, on one event loop. ``attempt`` sends one request with a key (None: without)
-    and never raises what the target raised: that is part of the reply.
+    ``name`` in reports; ``found`` its known operations (None: they cannot be read). ``open`` runs before all attempts
+    and ``close`` after them, on one event loop. ``attempt`` sends one request with a key (None: without) and never
+    raises the target's exceptions: they are part of the reply.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Target(Protocol):
         """The target's known operations."""
 
     async def open(self) -> None:
-        """Start it; raises CannotRun with the remedy."""
+        """Start the target; raises CannotRun with the remedy."""
 
     async def close(self) -> None:
         """Stop it."""
@@ -51,16 +51,16 @@ class Target(Protocol):
         """Send one request."""
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """The declared operation of a request, where that is known."""
+        """Return the declared operation of a request, if known."""
 
 
 def target_of(thing: Any, case: Case) -> Target:
-    """The target that a user means.
+    """Make a target from the user's argument.
 
     Parameters: ``thing`` an ASGI or WSGI application, the base URL of a running server (``http://127.0.0.1:8000``),
     a function that takes the key, or a :class:`Target`.
 
-    Raises ConfigurationError, naming what would do.
+    Raises ConfigurationError, which lists valid arguments.
     """
     from semel.testing.idempotent.targets.asgi import AsgiTarget
     from semel.testing.idempotent.targets.function import FunctionTarget
@@ -88,7 +88,7 @@ def target_of(thing: Any, case: Case) -> Target:
 
 
 def name_of(thing: Any) -> str:
-    """A report's name for an application or function."""
+    """Return a report's name for an application or function."""
     title = getattr(thing, "title", None)
     if isinstance(title, str) and title and title != "FastAPI":
         return title
@@ -97,6 +97,6 @@ def name_of(thing: Any) -> str:
 
 
 def encode_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
-    """The headers of one attempt, in a stable order."""
+    """Encode the headers of one attempt, in a stable order."""
     lines = [(name, str(value)) for name, value in headers.items()]
     return lines if key is None else [*lines, (key_header, key)]

@@ -1,4 +1,4 @@
-"""Run blocking attempts in threads, enough for parallel duplicates to overlap."""
+"""Threads for blocking attempts, enough for parallel duplicates to overlap."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
-        """Have threads."""
+        """Start the threads."""
         self._pool = ThreadPoolExecutor(PARALLEL, "semel-attempt")
 
     def close(self) -> None:
-        """Let them end."""
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
 
     async def run(self, act: Callable[[], T]) -> T:
-        """Run one blocking call; raises CannotRun where it hangs."""
+        """Run one blocking call; raises CannotRun if it hangs."""
         assert self._pool is not None
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):

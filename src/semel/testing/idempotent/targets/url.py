@@ -20,7 +20,7 @@ _CONNECTIONS: Final = {"http": http.client.HTTPConnection, "https": http.client.
 class UrlTarget:
     """The base URL of a running server, such as ``http://127.0.0.1:8000`` or ``https://staging.example/api``.
 
-    Raises ConfigurationError where it is no such URL.
+    Raises ConfigurationError for any other URL.
     """
 
     found = None
@@ -43,11 +43,11 @@ class UrlTarget:
         self._threads = Threads()
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """Nothing can be seen of a server's declarations."""
+        """Return None: a server's declarations cannot be read."""
         return None
 
     async def open(self) -> None:
-        """Have threads."""
+        """Start the threads."""
         self._threads.open()
 
     async def close(self) -> None:

@@ -30,11 +30,11 @@ class WsgiTarget:
         self._threads = Threads()
 
     def operation(self, request: Request) -> CheckedOperation | None:
-        """The declared operation of a request."""
+        """Return the declared operation of a request."""
         return self.found.find(request.method, request.path.partition("?")[0])
 
     async def open(self) -> None:
-        """Have threads; a WSGI application has no lifespan."""
+        """Start the threads; a WSGI application has no lifespan."""
         self._threads.open()
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django ships no types
         parser.add_argument("arguments", nargs="*")
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
-        """As :meth:`run_from_argv`, without an end of the process."""
+        """As :meth:`run_from_argv`, without ending the process."""
         code = _run(arguments)
         if code:
             from django.core.management.base import CommandError
@@ -41,7 +41,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django ships no types
 def _run(arguments: list[str]) -> int:
     here = site()
     try:
-        os.environ["SEMEL_URL"] = here.url(here.database)  # --url still says otherwise
+        os.environ["SEMEL_URL"] = here.url(here.database)  # --url still overrides it
     except SemelError as error:
         sys.stderr.write(f"semel: {error}\n")
         return Exit.USAGE
