@@ -149,10 +149,10 @@ class Policy:
             that ``reference_from`` names.
         reference_from: over HTTP, where the business reference is: ``"path:orderId"`` or ``"body:/invoice/number"``.
         reference_scope: the scope in which a business reference is unique: ``"tenant"``, or ``"caller"`` if callers of
-        one tenant must not be able to take each other's references.
+            one tenant must not be able to take each other's references.
         fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only the part of the body
-        that counts, such as ``NoBody()``, or a function of the request's facts and its body
-        (:class:`~semel.recipe.Computed`).
+            that counts, such as ``NoBody()``, or a function of the request's facts and its body
+            (:class:`~semel.recipe.Computed`).
         counts: over HTTP, names of request headers that count beside it: ``("stripe-account", "if-match")``. None: the
             application's.
         fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
@@ -173,13 +173,13 @@ class Policy:
         marks_effects: the handler marks its point of no return with ``permit.effect()``.
         steps: every effect of the handler is inside a ``permit.step()`` (external effects, on a SQL store).
         resumable: the request is kept with the record until there is an outcome, so that a completer can finish an
-        abandoned execution without its client; with ``steps``.
+            abandoned execution without its client; with ``steps``.
         json: over HTTP, when to refuse a body that is not JSON with 400 before the claim: ``"checked"`` if its media
-        type is JSON and it is not empty; ``"required"`` always, for any media type; ``"any"`` never.
+            type is JSON and it is not empty; ``"required"`` always, for any media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
         not_run: statuses that prove that nothing happened, so that the key is free: 401, 403, 408, 425 and 429. If you
-        leave one out, it leaves the outcome in doubt; you may add others, such as 503.
+            leave one out, it leaves the outcome in doubt; you may add others, such as 503.
         success: a function that judges a 2xx answer whose status does not tell the outcome: True (done),
             ``"refused"`` (a definite refusal), ``"nothing"`` (nothing happened, the key is free) or False (it may have
             happened, as after a 5xx). :func:`semel.http.graphql.graphql_success` is one.
@@ -187,8 +187,8 @@ class Policy:
         body_bytes_max: a larger request is refused with 413.
         answer_bytes_max: a longer answer is streamed through and not kept.
         answers: how an answer is stored: ``"keep"`` (as it is), ``"seal"`` (encrypted by the engine's sealer),
-        ``"rebuild"`` (only its status; ``rebuild`` makes it again) or ``"forget"`` (only its status; a retry
-        learns that it was done).
+            ``"rebuild"`` (only its status; ``rebuild`` makes it again) or ``"forget"`` (only its status; a retry
+            learns that it was done).
         redact: members of JSON answers that are never stored, such as ``("card.number",)``: ``null`` in every replay.
         rebuild: a function that makes the answer of a completed operation again, with ``answers="rebuild"``: it
             gets a :class:`~semel.Rebuilding` and returns an Answer, or a value of JSON's kinds.

@@ -165,7 +165,7 @@ class Recipe:
             canonical; a larger one is hashed as received (under `Members` it is refused).
         secret_id: a name for the HMAC secret, to tell rotated secrets apart. Never the secret.
         version: of the algorithm. Name the former one while processes that do not know this one share the store.
-        Records of former versions are recognised in any case.
+            Records of former versions are recognised in any case.
         headers: names of request headers that count: `("stripe-account", "if-match")`. A header that is not there
             differs from an empty one; several lines of one name count in their order.
 

@@ -43,9 +43,9 @@ class PermitSteps:
         Parameters:
             name: of the step, at most 100 bytes; ``ordinal`` tells steps of one name apart.
             call: makes the effect; its result is recorded as JSON, and returned as read back from it. Async engines
-            await the call's result.
+                await the call's result.
             repeat: whether the call may be repeated while its effect is unknown: it passes ``permit.key_for(name,
-            ordinal)`` to the downstream, which deduplicates for the policy's ``dedup_for_seconds``.
+                ordinal)`` to the downstream, which deduplicates for the policy's ``dedup_for_seconds``.
             returns: the result's type, if the call's own annotation does not name it.
 
         Raises:
