@@ -132,7 +132,9 @@ def test_a_refused_payload_names_the_value_and_the_event() -> None:
         PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: an int as a key\)"
     ):
         make_one(payload={"a": [{1: 2}]})
-    with pytest.raises(PolicyError, match=r"give bytes, .* say: dicts with .*, finite numbers, True, False and None$"):
+    with pytest.raises(
+        PolicyError, match=r"give bytes, .* JSON value: dicts with .*, finite numbers, True, False and None$"
+    ):
         make_one(payload={1: 2})
     with pytest.raises(PolicyError, match="an event's aggregate's type is a text"):
         make_one(aggregate=("", "7"))
@@ -146,7 +148,9 @@ def test_a_refused_payload_names_the_value_and_the_event() -> None:
 
 def test_a_payload_has_a_size_limit() -> None:
     assert len(payload_bytes("t", b"x" * PAYLOAD_BYTES_MAX)[0]) == 1_000_000
-    with pytest.raises(PolicyError, match="has 1000001 bytes, and an event takes 1000000; store it, and send where"):
+    with pytest.raises(
+        PolicyError, match="has 1000001 bytes, and an event takes 1000000; store it elsewhere, and send a reference"
+    ):
         payload_bytes("t", b"x" * (PAYLOAD_BYTES_MAX + 1))
 
 
