@@ -184,7 +184,7 @@ def test_records_are_looked_at_only_where_they_decide(
     ("allowance", "states", "listed"),
     [
         (limits(new_keys=9), {}, ()),  # nothing of it is asked for
-        (limits(open_max=4), {}, (*LISTED, (NEW, NOW))),  # there is room: nobody looks
+        (limits(open_max=4), {}, (*LISTED, (NEW, NOW))),  # there is room: no look is needed
         (limits(unknown_max=4), {}, (*LISTED, (NEW, NOW))),
         (limits(open_max=3), {A: State.SUCCEEDED, B: State.PROCESSING}, (LISTED[1], (NEW, NOW))),
         (limits(open_max=3), {A: State.FAILED_REPLAYABLE, B: State.FAILED_NOT_REPLAYABLE}, ((NEW, NOW),)),

@@ -13,7 +13,7 @@ EVERY = 10
 @pytest.mark.parametrize(
     ("mine", "last", "looked", "taken"),
     [
-        # Nobody has taken one yet, or half of what is said of it is missing.
+        # No worker has taken a turn yet, or half of its data is missing.
         (None, None, None, NOW + 10),
         (None, None, NOW, NOW + 10),
         (None, NOW + 50, None, NOW + 10),
